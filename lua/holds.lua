@@ -116,15 +116,16 @@ local function find(field)
   return { field = field, number = number, ttl = ttl, bytes = bytes }
 end
 
--- Forgets a session and what it holds: so many copies, and so many holds.
+-- Forgets a session and what it holds: so many copies, in so many counts.
 local function forget(session)
   local field, number = session.field, session.number
-  local freed, members = 0, call('ZRANGEBYSCORE', index, -number, -number)
+  local freed, changed, members = 0, 0, call('ZRANGEBYSCORE', index, -number, -number)
   if #members > 0 then
     for _, value in ipairs(call('HMGET', holds, unpack(members))) do
       local copies = unpacked('<I7', value)
-      change(fields_of(value, 8), -copies)
-      freed = freed + copies
+      local fields = fields_of(value, 8)
+      change(fields, -copies)
+      freed, changed = freed + copies, changed + #fields
     end
     call('HDEL', holds, unpack(members))
     call('ZREM', index, unpack(members))
@@ -133,7 +134,7 @@ local function forget(session)
   call('ZREM', index, field)
   count = count - #members
   is_changed, is_emptied = true, true
-  return freed, #members
+  return freed, changed
 end
 
 local freed, has_backlog = 0, 0
@@ -143,8 +144,8 @@ if header then
       has_backlog = 1
       break
     end
-    local _, holds_freed = forget(assert(find(field)))
-    freed = freed + 1 + holds_freed
+    local _, changed = forget(assert(find(field)))
+    freed = freed + 1 + changed
   end
 end
 -- A live session by its name; nil if there is none.
@@ -200,7 +201,8 @@ local function finish(reply)
     call('UNLINK', holds)
     return reply
   end
-  if #set > 0 then call('HSET', holds, unpack(set)) end
+  -- Lua can pass on a few thousand values at most.
+  for at = 1, #set, 1000 do call('HSET', holds, unpack(set, at, min(at + 999, #set))) end
   if ends > 0 or is_emptied then
     local last_end = call('ZREVRANGE', index, 0, 0, 'WITHSCORES')[2]
     for _, key in ipairs(KEYS) do call('PEXPIREAT', key, last_end) end

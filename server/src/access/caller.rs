@@ -31,8 +31,8 @@ pub enum Refusal {
     MayNotLend,
     /// Without an access file, the request does not come from the node's own machine.
     #[error(
-        "this node has no access file, so it takes changes only from its own machine, by a loopback \
-         address and not through a proxy: see --access"
+        "this node has no access file, so what needs `administer` is only for its own machine, by a \
+         loopback address and not through a proxy: see --access"
     )]
     NotLocal,
 }

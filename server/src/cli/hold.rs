@@ -19,19 +19,22 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tollgate_proto::tollgate::v1::holds_client::HoldsClient;
 use tollgate_proto::tollgate::v1::reserve_response::Status;
 use tollgate_proto::tollgate::v1::{
-    EndSessionRequest, KeepAliveRequest, ReserveRequest, SessionToRenew,
+    EndSessionRequest, KeepAliveRequest, ReserveRequest, ReserveResponse, SessionToRenew,
 };
 use tonic::Code;
 
 use super::node::{Node, NodeArgs};
+use super::text::escaped;
 use crate::client::{AuthChannel, answer_within};
-use crate::settings::duration;
+use crate::settings::{duration, process_name};
 
 #[derive(clap::Args)]
 #[command(
     after_help = "Waits until the copies are granted, as flock does. If they are lost, or no node renews \
 them for two thirds of --ttl, the command gets SIGTERM, and SIGKILL a third of --ttl later. Without Redis, a \
 node that is started again has lost them.
+
+If the store does not answer, on_store_failure in the limits decides: only with deny, no two run at once then.
 
 Signals go to the command, not to its children, and the copies are released when the command ends: a script \
 should pass signals on, or exec its last program. SIGINT to this process alone is ignored.
@@ -73,9 +76,6 @@ pub(super) struct CommandArgs {
     command: Vec<OsString>,
 }
 
-/// The name of the hold in its session.
-const HOLD: &str = "command";
-
 const MIN_TTL: Duration = Duration::from_secs(1);
 
 /// How long to wait before asking again if a node is overloaded or does not answer.
@@ -99,15 +99,16 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
             resource: args.resource,
             session: session_name()?,
             session_ttl_millis: i64::try_from(args.ttl.as_millis()).unwrap_or(i64::MAX),
-            hold: HOLD.to_owned(),
+            // For `tollgate holds show`.
+            hold: process_name(),
             domain: args.domain,
             copies: args.copies,
             min_copies: args.copies,
         };
         let client = HoldsClient::new(node.connect().await?);
-        let mut holder = Holder { node, client, request, ttl: args.ttl };
-        let held = match holder.reserve(args.max_wait).await? {
-            Ok(held) => held,
+        let mut holder = Holder { node, client, request, ttl: args.ttl, is_recorded: false };
+        let until = match holder.reserve(args.max_wait).await? {
+            Ok(until) => until,
             Err(why) => {
                 // An attempt without an answer may have been granted.
                 let _ = holder.end_session().await;
@@ -115,9 +116,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
                 return Ok(ExitCode::from(1));
             }
         };
-        let ended = holder.run(&args.command, held).await;
+        let ended = holder.run(&args.command, until).await;
         if !matches!(ended, Ok((_, true)))
             && let Err(status) = holder.end_session().await
+            && holder.is_recorded
         {
             let error = holder.node.error_text("release", &status).await;
             let ttl = humantime::format_duration(holder.ttl);
@@ -153,43 +155,52 @@ fn session_name() -> Result<String, String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(random)))
 }
 
-/// Copies that are held.
-#[derive(Clone, Copy)]
-struct Held {
-    /// Until when the session lives at least.
-    until: Instant,
-    /// Whether the store has recorded it, as far as the last answer said.
-    is_recorded: bool,
-}
-
 struct Holder {
     node: Node,
     client: HoldsClient<AuthChannel>,
     request: ReserveRequest,
     ttl: Duration,
+    /// Whether the store has recorded the hold, as far as the last answer said.
+    is_recorded: bool,
 }
 
 impl Holder {
-    /// Asks until the copies are granted. The inner error says why they are not.
+    /// Asks until the copies are granted. Returns until when the session lives at least; the inner error says why
+    /// there is none.
     async fn reserve(
         &mut self,
         max_wait: Option<Duration>,
-    ) -> Result<Result<Held, String>, String> {
+    ) -> Result<Result<Instant, String>, String> {
         let began = Instant::now();
         let mut has_warned = false;
+        let mut refused = "the copies are not free".to_owned();
         loop {
             let asked = Instant::now();
             let answer =
                 answer_within(self.node.timeout, self.client.reserve(self.request.clone())).await;
             let pause = match answer {
                 Ok(answer) if answer.status() == Status::Ok => {
-                    let is_recorded = !answer.degraded && !answer.shadow;
-                    return Ok(Ok(Held { until: asked + self.ttl, is_recorded }));
+                    self.is_recorded = !answer.degraded && !answer.shadow;
+                    if answer.degraded {
+                        eprintln!(
+                            "tollgate: warning: the store does not answer: nobody knows of these copies, \
+                             and others may get them, too"
+                        );
+                    }
+                    return Ok(Ok(asked + self.ttl));
                 }
                 Ok(answer) if answer.retry_after_millis == 0 => {
-                    return Ok(Err("the limits never grant so many copies".to_owned()));
+                    let why = self.reasons(&answer);
+                    return Ok(Err(format!("the limits never grant so many copies{why}")));
                 }
-                Ok(answer) => Duration::from_millis(answer.retry_after_millis.unsigned_abs()),
+                Ok(answer) if answer.degraded => {
+                    refused = "the store does not answer".to_owned();
+                    BUSY
+                }
+                Ok(answer) => {
+                    refused = format!("the copies are not free{}", self.reasons(&answer));
+                    Duration::from_millis(answer.retry_after_millis.unsigned_abs())
+                }
                 Err(status) => {
                     let may_pass =
                         [Code::ResourceExhausted, Code::Unavailable, Code::DeadlineExceeded];
@@ -205,7 +216,7 @@ impl Holder {
             };
             let left = max_wait.map(|max_wait| max_wait.saturating_sub(began.elapsed()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Ok(Err("the copies are not free".to_owned()));
+                return Ok(Err(refused));
             }
             // Up to a quarter more or less, so that those who wait do not all ask at once.
             let part = (RandomState::new().hash_one(()) % 1024) as u32;
@@ -214,11 +225,29 @@ impl Holder {
         }
     }
 
+    /// The limits that leave too little room, after a colon.
+    fn reasons(&self, answer: &ReserveResponse) -> String {
+        let domain = escaped(&self.request.domain);
+        let groups = answer.groups.iter().map(|group| {
+            (format!("the group {} holds", escaped(&group.name)), group.held, group.limit)
+        });
+        let all = [
+            (format!("{domain} holds"), answer.domain_held, answer.domain_limit),
+            ("all domains hold".to_owned(), answer.all_held, answer.global_limit),
+        ];
+        let met = all.into_iter().chain(groups).filter(|(_, held, limit)| {
+            *limit >= 0 && limit.saturating_sub(*held) < self.request.copies.max(1)
+        });
+        let met: Vec<_> =
+            met.map(|(who, held, limit)| format!("{who} {held} of {limit}")).collect();
+        if met.is_empty() { String::new() } else { format!(": {}", met.join(", ")) }
+    }
+
     /// Runs the command until it ends. Returns also whether the copies were lost.
     async fn run(
         &mut self,
         command: &[OsString],
-        held: Held,
+        until: Instant,
     ) -> Result<(ExitStatus, bool), String> {
         let error = |error: std::io::Error| error.to_string();
         // The terminal sends these to the command, too. This process waits for what the command does.
@@ -235,7 +264,7 @@ impl Holder {
             .map_err(error)?;
         let patience = self.ttl / PART_OF_TTL;
         let (ended, is_lost) = {
-            let mut lost = pin!(self.keep(held));
+            let mut lost = pin!(self.keep(until));
             loop {
                 tokio::select! {
                     ended = child.wait() => break (ended, false),
@@ -254,13 +283,13 @@ impl Holder {
     }
 
     /// Renews the session until it is lost; returns why.
-    async fn keep(&mut self, mut held: Held) -> String {
+    async fn keep(&mut self, mut until: Instant) -> String {
         let interval = self.ttl / PART_OF_TTL;
         let mut next = Instant::now() + interval;
         loop {
             sleep_until(next).await;
             let asked = Instant::now();
-            let left = (held.until - self.ttl / PART_OF_TTL).saturating_duration_since(asked);
+            let left = (until - self.ttl / PART_OF_TTL).saturating_duration_since(asked);
             if left.is_zero() {
                 return "no node has renewed the session in time".to_owned();
             }
@@ -278,16 +307,17 @@ impl Holder {
             let session = answer.sessions.first();
             let is_held = session.is_some_and(|session| {
                 session.alive
-                    && (answer.degraded || session.holds.iter().any(|hold| hold.hold == HOLD))
+                    && (answer.degraded
+                        || session.holds.iter().any(|hold| hold.hold == self.request.hold))
             });
             if is_held {
-                held = Held { until: asked + self.ttl, is_recorded: !answer.degraded };
-            } else if held.is_recorded {
+                (until, self.is_recorded) = (asked + self.ttl, !answer.degraded);
+            } else if self.is_recorded {
                 return "the session is over".to_owned();
             } else {
                 // It was granted without the store, or was not enforced: now it is recorded.
                 match self.reserve(Some(left)).await {
-                    Ok(Ok(again)) => held = again,
+                    Ok(Ok(again)) => until = again,
                     Ok(Err(why)) | Err(why) => return why,
                 }
             }

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
 
-use super::api::{ApiArgs, ApiRequest, held_path};
+use super::api::{Answered, ApiArgs, ApiRequest, held_path};
 use super::text::{date, escaped};
 
 #[derive(clap::Args)]
@@ -15,11 +15,13 @@ use super::text::{date, escaped};
 
 Examples:
   tollgate holds show sandbox
-      The limits of the resource, what its groups hold, and who holds copies until when
+      The limits of the resource, what its groups hold, and who holds copies until when. The hold of
+      `tollgate hold` has the name of its machine and its process id
   tollgate holds end sandbox 6f1c22ab
-      End a session, and free what it holds: its client learns it with its next KeepAlive
+      End a session, and free what it holds at once: its client learns it with its next KeepAlive, and
+      may use the copies until then, and reserve new ones. First stop a client that does not renew
 
-Exit codes: 0 done; 1 the node refused; 2 no answer.")]
+Exit codes: 0 done; 1 the node refused, or the session held nothing; 2 no answer.")]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -62,11 +64,16 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
             api.print_answer(request(Method::DELETE, path), ended)
         }
     };
-    answered.map(|answered| answered.exit_code())
+    answered.map(|answered| match answered {
+        Answered::Yes(json) if json["released"] == 0 => ExitCode::from(1),
+        answered => answered.exit_code(),
+    })
 }
 
-fn text(value: &Value) -> String {
-    escaped(value.as_str().unwrap_or_default())
+/// A name in quotes, as clients choose it.
+fn name(value: &Value) -> String {
+    let name = value.as_str().unwrap_or_default().replace('\\', "\\\\").replace('"', "\\\"");
+    format!("\"{}\"", escaped(&name))
 }
 
 /// So many of something.
@@ -88,31 +95,36 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
 
 fn shown(json: &Value) -> String {
     let limits = &json["limits"];
-    let mut lines = vec![("resource", text(&json["resource"]))];
+    let mut lines = vec![("resource", name(&json["resource"]))];
     if limits.is_null() {
         lines.push(("limits", "none".to_owned()));
     } else {
         let domain = most(&limits["domain_limit"], "a domain");
         let all = most(&limits["global_limit"], "in all");
         let shadow = if limits["enforced"] == false { "; not enforced" } else { "" };
-        let glob = text(&limits["resource"]);
-        lines.push(("limits", format!("{domain}, {all}, as configured for {glob}{shadow}")));
+        let glob = name(&limits["resource"]);
+        let own = match &limits["domains_with_own_limit"] {
+            number if number == 0 => String::new(),
+            number => format!(" ({number} have their own)"),
+        };
+        lines.push(("limits", format!("{domain}{own}, {all}, as configured for {glob}{shadow}")));
     }
     let (copies, holds) =
         (count(&json["held"], "copy", "copies"), count(&json["holds"], "hold", "holds"));
-    lines.push(("held", format!("{copies}, in {holds}")));
+    let bound = limits["max_holds"].as_u64().map(|most| format!(" of at most {most}"));
+    lines.push(("held", format!("{copies}, in {holds}{}", bound.unwrap_or_default())));
     for group in items(&json["groups"]) {
         let held = count(&group["held"], "copy", "copies");
         let most = most(&group["limit"], "in the group");
-        lines.push(("group", format!("{}: {held}, {most}", text(&group["name"]))));
+        lines.push(("group", format!("{}: {held}, {most}", name(&group["name"]))));
     }
     for session in items(&json["sessions"]) {
         let until = date(&session["expires_at_unix_millis"]);
-        lines.push(("session", format!("{}, until {until}", text(&session["session"]))));
+        lines.push(("session", format!("{}, until {until}", name(&session["session"]))));
         for hold in items(&session["holds"]) {
             let copies = count(&hold["copies"], "copy", "copies");
-            let (name, domain) = (text(&hold["hold"]), text(&hold["domain"]));
-            lines.push(("", format!("{copies} for {domain} (hold {name})")));
+            let (hold, domain) = (name(&hold["hold"]), name(&hold["domain"]));
+            lines.push(("", format!("{copies} for {domain}, hold {hold}")));
         }
     }
     let mut all = String::new();
@@ -130,7 +142,8 @@ fn ended(json: &Value) -> String {
     if json["released"] == 0 {
         return "nothing was held: there is no such session, or it had no holds\n".to_owned();
     }
-    format!("the session is over; {} freed\n", count(&json["released"], "copy", "copies"))
+    let copies = count(&json["released"], "copy", "copies");
+    format!("the session is over, and {copies} free; its client may use them until it notices\n")
 }
 
 #[cfg(test)]
@@ -145,14 +158,14 @@ mod tests {
             "resource": "sand\u{1b}box",
             "limits": {
                 "resource": "sand*", "domain_limit": 5, "global_limit": -1, "max_holds": 100,
-                "enforced": false,
+                "domains_with_own_limit": 2, "enforced": false,
             },
             "held": 3, "holds": 2,
             "groups": [{ "name": "trial", "limit": 10, "held": 1 }],
             "sessions": [{
                 "session": "a", "expires_at_unix_millis": 1_800_000_000_000_u64,
                 "holds": [
-                    { "hold": "h", "domain": "acme", "copies": 2 },
+                    { "hold": "h", "domain": "ac\"me", "copies": 2 },
                     { "hold": "i", "domain": "t-1", "copies": 1 },
                 ],
             }],
@@ -160,13 +173,14 @@ mod tests {
         });
         assert_eq!(
             shown(&view),
-            "resource  sand\\u{1b}box\n\
-             limits    at most 5 a domain, no limit in all, as configured for sand*; not enforced\n\
-             held      3 copies, in 2 holds\n\
-             group     trial: 1 copy, at most 10 in the group\n\
-             session   a, until 2027-01-15T08:00:00Z\n\
-             \u{20}         2 copies for acme (hold h)\n\
-             \u{20}         1 copy for t-1 (hold i)\n\
+            "resource  \"sand\\u{1b}box\"\n\
+             limits    at most 5 a domain (2 have their own), no limit in all, as configured for \"sand*\"; not \
+             enforced\n\
+             held      3 copies, in 2 holds of at most 100\n\
+             group     \"trial\": 1 copy, at most 10 in the group\n\
+             session   \"a\", until 2027-01-15T08:00:00Z\n\
+             \u{20}         2 copies for \"ac\\\"me\", hold \"h\"\n\
+             \u{20}         1 copy for \"t-1\", hold \"i\"\n\
              There are more sessions: shown are those that end first without a call.\n"
         );
         view["limits"] = Value::Null;
@@ -176,7 +190,10 @@ mod tests {
     #[test]
     fn an_ended_session() {
         let text = |released| ended(&json!({ "released": released }));
-        assert_eq!(text(1), "the session is over; 1 copy freed\n");
+        assert_eq!(
+            text(1),
+            "the session is over, and 1 copy free; its client may use them until it notices\n"
+        );
         assert_eq!(text(0), "nothing was held: there is no such session, or it had no holds\n");
     }
 }

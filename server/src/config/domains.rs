@@ -21,6 +21,10 @@ pub(super) fn by_domain<T>(
             let message = format!("the name of a domain has 1 to {MAX_ID_BYTES} bytes");
             reader.fault_of_name(entry.line, &path, message);
         }
+        if entry.key.contains(['*', '?']) {
+            let message = "is the name of a domain: a glob has no meaning here";
+            reader.notice(entry.line, &path, message, false);
+        }
         all.insert(entry.key.into(), read(reader, entry.value, &path));
     }
     all

@@ -1,7 +1,7 @@
 //! Shell globs over resource names: `*` matches any text without `/`, `?` any character except `/`,
 //! `[a-z]` one character of the class, `[!a-z]` or `[^a-z]` one character outside it, and `\` makes
 //! the next character literal. No class matches `/`. A lone `*` matches everything, including `/`.
-//! In a glob over host names, the separator is `.` instead of `/`.
+//! In a glob over host names, the separator is `.` instead of `/`; in one over domains there is none.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -26,8 +26,8 @@ pub fn escaped(text: &str) -> String {
 pub struct Glob {
     text: Box<str>,
     pattern: Pattern,
-    /// The character that only a literal matches.
-    separator: char,
+    /// The character that only a literal matches, if there is one.
+    separator: Option<char>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,15 +58,20 @@ const REVERSED_RANGE: &str = "has a range that ends before it starts";
 impl Glob {
     /// Parses a glob over resource names. The error is the rest of a sentence that begins with the glob.
     pub fn new(glob: &str) -> Result<Self, &'static str> {
-        Self::with_separator(glob, '/')
+        Self::with_separator(glob, Some('/'))
     }
 
     /// Like [`Glob::new`] for host names, with `.` as the separator.
     pub fn for_host_names(glob: &str) -> Result<Self, &'static str> {
-        Self::with_separator(glob, '.')
+        Self::with_separator(glob, Some('.'))
     }
 
-    fn with_separator(glob: &str, separator: char) -> Result<Self, &'static str> {
+    /// Like [`Glob::new`] for domains, without a separator: `*` matches any text.
+    pub fn for_domains(glob: &str) -> Result<Self, &'static str> {
+        Self::with_separator(glob, None)
+    }
+
+    fn with_separator(glob: &str, separator: Option<char>) -> Result<Self, &'static str> {
         if glob.is_empty() {
             return Err(EMPTY);
         }
@@ -111,14 +116,15 @@ impl Glob {
         }
     }
 
-    /// A name that matches, unless none does.
-    pub fn example(&self) -> String {
-        let Pattern::Pieces(pieces) = &self.pattern else { return "x".to_owned() };
+    /// A name that matches; `None` for a glob with a class.
+    pub fn example(&self) -> Option<String> {
+        let Pattern::Pieces(pieces) = &self.pattern else { return Some("x".to_owned()) };
         let example = |piece: &Piece| match piece {
             Piece::Literal(literal) => Some(*literal),
-            _ => ('x'..=char::MAX).chain('\0'..'x').find(|c| piece.matches(*c, self.separator)),
+            Piece::AnyChar | Piece::AnyText => Some('x'),
+            Piece::Class { .. } => None,
         };
-        pieces.iter().filter_map(example).collect()
+        pieces.iter().map(example).collect()
     }
 
     /// Whether the whole `name` matches. Takes time proportional at most to the length of `name`
@@ -148,7 +154,7 @@ impl Glob {
                 continue;
             }
             let Some((after, unconsumed)) = &mut star else { return false };
-            if unconsumed.next().is_none_or(|c| c == self.separator) {
+            if unconsumed.next().is_none_or(|c| Some(c) == self.separator) {
                 return false;
             }
             (at, rest) = (*after, unconsumed.clone());
@@ -157,13 +163,13 @@ impl Glob {
 }
 
 impl Piece {
-    fn matches(&self, c: char, separator: char) -> bool {
+    fn matches(&self, c: char, separator: Option<char>) -> bool {
         match self {
             Self::Literal(literal) => c == *literal,
-            Self::AnyChar | Self::AnyText => c != separator,
+            Self::AnyChar | Self::AnyText => Some(c) != separator,
             Self::Class { negated, ranges } => {
                 let within = ranges.iter().any(|(low, high)| (*low..=*high).contains(&c));
-                c != separator && within != *negated
+                Some(c) != separator && within != *negated
             }
         }
     }

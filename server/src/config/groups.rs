@@ -1,6 +1,6 @@
 //! Groups of domains, whose copies are limited together.
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use super::glob::Glob;
 
@@ -9,6 +9,9 @@ pub const MAX_GROUPS: usize = 1000;
 
 /// The most groups that a domain is in.
 pub const MAX_GROUPS_OF_DOMAIN: usize = 32;
+
+/// The most globs of the groups of a resource that are no names. A node tries all of them for a request.
+pub const MAX_PATTERNS: usize = 1000;
 
 /// The most bytes of the name of a group.
 pub const MAX_GROUP_BYTES: usize = 128;
@@ -53,27 +56,37 @@ impl NameSet {
     pub fn globs(&self) -> &[Glob] {
         &self.globs
     }
+
+    /// The number of globs that are no names.
+    pub fn patterns(&self) -> usize {
+        self.patterns.len()
+    }
 }
 
 impl From<Vec<Glob>> for NameSet {
     fn from(globs: Vec<Glob>) -> Self {
         let (literal, patterns): (Vec<_>, Vec<_>) =
             globs.iter().cloned().partition(Glob::is_literal);
-        let names = literal.iter().map(|glob| glob.example().into()).collect();
+        let names = literal.iter().filter_map(Glob::example).map(Into::into).collect();
         Self { globs, names, patterns }
     }
 }
 
-/// A domain that is in more groups than a domain may be, and their number. Looks at the names and one example of
-/// each glob, so that it finds groups whose globs are alike, but not all that overlap.
-pub fn in_too_many(groups: &[DomainGroup]) -> Option<(String, usize)> {
-    if groups.len() <= MAX_GROUPS_OF_DOMAIN {
-        return None;
-    }
-    let examples = groups.iter().flat_map(|group| group.domains.globs()).map(Glob::example);
-    let mut counted = examples.map(|domain| {
-        let count = groups.iter().filter(|group| group.contains(&domain)).count();
-        (domain, count)
+/// A domain that is in more groups than a domain may be. Finds names that are in so many lists, and globs that are
+/// alike; not all globs that overlap.
+pub fn in_too_many(groups: &[DomainGroup]) -> Option<String> {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    let names = groups.iter().flat_map(|group| &group.domains.names);
+    let by_name = names.map(|name| &**name).find(|name| {
+        let count = counts.entry(*name).or_default();
+        *count += 1;
+        *count > MAX_GROUPS_OF_DOMAIN
     });
-    counted.find(|(_, count)| *count > MAX_GROUPS_OF_DOMAIN)
+    let by_glob = || {
+        let patterns = groups.iter().flat_map(|group| &group.domains.patterns);
+        patterns.filter_map(Glob::example).find(|domain| {
+            groups.iter().filter(|group| group.contains(domain)).count() > MAX_GROUPS_OF_DOMAIN
+        })
+    };
+    by_name.map(str::to_owned).or_else(by_glob)
 }

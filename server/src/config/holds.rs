@@ -8,7 +8,8 @@ use super::domains::by_domain;
 use super::fault::{YamlPath, quoted};
 use super::glob::Glob;
 use super::groups::{
-    DomainGroup, MAX_GROUP_BYTES, MAX_GROUPS, MAX_GROUPS_OF_DOMAIN, NameSet, in_too_many,
+    DomainGroup, MAX_GROUP_BYTES, MAX_GROUPS, MAX_GROUPS_OF_DOMAIN, MAX_PATTERNS, NameSet,
+    in_too_many,
 };
 use super::model::{HoldTemplate, MAX_HOLDS};
 use super::namespaces::enforce;
@@ -97,7 +98,8 @@ fn groups(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Vec<
             reader.fault_of_name(entry.line, &path, message);
         }
         let fields = reader.fields(entry.value, &path, &GROUP_KEYS);
-        let mut names = |key| NameSet::from(globs(reader, fields.get(key), &path, Glob::new));
+        let mut names =
+            |key| NameSet::from(globs(reader, fields.get(key), &path, Glob::for_domains));
         let (domains, except) = (names("domains"), names("except"));
         if fields.get("domains").is_none() {
             let _: Option<()> =
@@ -106,15 +108,19 @@ fn groups(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Vec<
         let limit = reader.limit(&fields, &path, "limit", LIMITS);
         groups.push(DomainGroup { name: entry.key.into(), domains, except, limit });
     }
-    if groups.len() > MAX_GROUPS {
-        let message = format!("has {} groups, at most {MAX_GROUPS} are allowed", groups.len());
-        reader.fault(node.line, path, message);
-    } else if let Some((domain, count)) = in_too_many(&groups) {
+    let patterns =
+        groups.iter().map(|group: &DomainGroup| group.domains.patterns() + group.except.patterns());
+    let patterns = patterns.sum::<usize>();
+    let fault = if groups.len() > MAX_GROUPS {
+        format!("has {} groups, at most {MAX_GROUPS} are allowed", groups.len())
+    } else if patterns > MAX_PATTERNS {
+        format!("has {patterns} globs that are no names, at most {MAX_PATTERNS} are allowed")
+    } else if let Some(domain) = in_too_many(&groups) {
         let domain = quoted(&domain);
-        let message = format!(
-            "the domain {domain} is in {count} groups, at most {MAX_GROUPS_OF_DOMAIN} are allowed"
-        );
-        reader.fault(node.line, path, message);
-    }
+        format!("the domain {domain} is in more than {MAX_GROUPS_OF_DOMAIN} groups")
+    } else {
+        return groups;
+    };
+    reader.fault(node.line, path, fault);
     groups
 }

@@ -235,7 +235,7 @@ resources:
             ("t-friend", &["all"]),
             ("t-fr", &["all"]),
             ("t-", &["trial", "all"]),
-            ("t-a/b", &["all"]),
+            ("t-a/b", &["trial", "all"]),
             ("acme", &["named", "all"]),
             ("*", &["named", "all"]),
             ("acme2", &["all"]),
@@ -258,9 +258,16 @@ resources:
             (1000, &(|nth| format!("x{nth}")) as &dyn Fn(usize) -> String, None),
             (1001, &|nth| format!("x{nth}"), Some("has 1001 groups, at most 1000 are allowed")),
             (32, &|_| "t-*".to_owned(), None),
-            (33, &|_| "t-*".to_owned(), Some("the domain \"t-x\" is in 33 groups, at most 32")),
-            (33, &|_| "acme".to_owned(), Some("the domain \"acme\" is in 33 groups")),
-            (40, &|nth| format!("a{}*", "b".repeat(nth)), Some("is in 33 groups")),
+            (1000, &|nth| format!("x{nth}*y"), None),
+            (
+                1000,
+                &|nth| format!("x{nth}', 'y{nth}*', '{nth}?"),
+                Some("has 2000 globs that are no"),
+            ),
+            (33, &|_| "t-*".to_owned(), Some("the domain \"t-x\" is in more than 32 groups")),
+            (33, &|_| "acme".to_owned(), Some("the domain \"acme\" is in more than 32 groups")),
+            (40, &|nth| format!("a{}*", "b".repeat(nth)), Some("is in more than 32 groups")),
+            (33, &|nth| format!("*{nth}x*"), None),
             (40, &|nth| ["a*", "b*"][nth % 2].to_owned(), None),
         ] {
             let fault = fault_of(count, domains);

@@ -26,7 +26,7 @@ const LIST_BYTES: u64 = 500_000;
 /// The bytes of a session in a list, without its holds.
 const SESSION_BYTES: u64 = 200;
 
-/// How many sessions and holds one call frees before it begins with no further session. A backlog is left
+/// How many sessions and counts of what they hold one call frees before it begins with no further session. A backlog is left
 /// to the next calls, so that no call takes long.
 const FREE_LIMIT: usize = 100;
 
@@ -505,14 +505,14 @@ impl Holds {
         }
     }
 
-    /// Forgets a session and what it holds: so many copies, and so many holds.
+    /// Forgets a session and what it holds: so many copies, in so many counts of domains and groups.
     fn forget(&mut self, session: &str) -> (u64, usize) {
         let Some((name, session)) = self.sessions.remove_entry(session) else { return (0, 0) };
         self.by_end.remove(&(session.ends_ms, name));
         let copies = session.holds.values().map(|hold| hold.copies).sum();
         session.holds.values().for_each(|hold| self.held.remove(hold, hold.copies));
         self.holds -= session.holds.len() as u64;
-        (copies, session.holds.len())
+        (copies, session.holds.values().map(|hold| 1 + hold.groups.len()).sum())
     }
 
     /// Renews a session, if there is one, with a new time to live if one is given.

@@ -10,7 +10,6 @@ use super::bounds::NameCount;
 use super::capacity::check_id;
 use super::throttle::check_copies;
 use super::{Error, ServiceState};
-use crate::config::groups::MAX_GROUPS_OF_DOMAIN;
 use crate::config::model::{FailurePolicy, HoldTemplate, MAX_HOLDS};
 use crate::domain::holds::{
     GroupLimit, HoldBounds, HoldLimits, HoldList, HoldOutcome, LiveSession, MAX_HELD, NewHold,
@@ -129,6 +128,8 @@ pub struct HoldsLimits {
     pub glob: Box<str>,
     /// The most copies of a domain without a limit of its own; `None`: no limit.
     pub domain: Option<u64>,
+    /// The number of domains with a limit of their own.
+    pub own: usize,
     /// The most copies of all domains; `None`: no limit.
     pub global: Option<u64>,
     /// The most holds; `None`: no limit.
@@ -193,10 +194,6 @@ impl<S: HoldStore> HoldService<S> {
             .flat_map(|limits| limits.groups_of(query.domain))
             .map(|group| GroupLimit { name: &group.name, limit: group.limit })
             .collect();
-        if groups.len() > MAX_GROUPS_OF_DOMAIN {
-            resource.meter.count(ReserveOutcome::Invalid);
-            return Err(Error::Conflict("the domain is in more than 32 groups of these limits"));
-        }
         let now = state.clock.now();
         let hold_limits = HoldLimits {
             domain: limits.and_then(|limits| limits.domain_limit_of(query.domain)),
@@ -210,7 +207,10 @@ impl<S: HoldStore> HoldService<S> {
             Ok(reservation) => (reservation, false),
             // The store works, so the failure policy must not apply.
             Err(StoreError::Overloaded) => return Err(Error::Overloaded),
-            Err(_) => (decide_without_store(&new, snapshot.limits.on_store_failure), true),
+            Err(_) => {
+                let policy = snapshot.limits.on_store_failure;
+                (decide_without_store(&new, &hold_limits, policy), true)
+            }
         };
         if decided.outcome == HoldOutcome::OtherDomain {
             resource.meter.count(ReserveOutcome::Invalid);
@@ -234,7 +234,11 @@ impl<S: HoldStore> HoldService<S> {
             && let Some(held_back) = state.refusals.pass()
         {
             let resource = limits.map_or("", |limits| limits.glob.as_str());
-            tracing::warn!(resource, held_back, "there are max_holds already: a hold is refused");
+            tracing::warn!(
+                resource,
+                held_back,
+                "there are max_holds already, or too many of the session: a hold is refused"
+            );
         }
         Ok(answer)
     }
@@ -277,7 +281,7 @@ impl<S: HoldStore> HoldService<S> {
         let target = resource.target(query.resource, caller);
         let (other, now) = ((query.resource, query.to_session), self.state.clock.now());
         let bounds = resource.bounds(other, now);
-        match self.store.transfer(&target, &transfer, &bounds).await.map_err(Error::of_read)? {
+        match self.store.transfer(&target, &transfer, &bounds).await.map_err(Error::of_change)? {
             Transferred::Copies(copies) => {
                 let until = now.0.saturating_add(transfer.ttl_ms.saturating_mul(1000));
                 resource.record(other, (now, Micros(until)));
@@ -351,6 +355,7 @@ impl<S: HoldStore> HoldService<S> {
     ) -> Result<Option<HoldsView>, Error> {
         check_id("resource", resource)?;
         let snapshot = self.state.limits.current();
+        snapshot.check_known()?;
         let found = Resource::find(&self.state, &snapshot, resource);
         found.check_kind(&snapshot, resource)?;
         let groups = found.limits.map_or(&[][..], |limits| &limits.groups);
@@ -360,6 +365,7 @@ impl<S: HoldStore> HoldService<S> {
         let limits = found.limits.map(|limits| HoldsLimits {
             glob: limits.glob.as_str().into(),
             domain: limits.domain_limit,
+            own: limits.domains.len(),
             global: limits.global_limit,
             max_holds: limits.max_holds,
             enforced: found.is_enforced(&self.state, &snapshot),
@@ -384,7 +390,7 @@ impl<S: HoldStore> HoldService<S> {
         let found = Resource::find(&self.state, &snapshot, resource);
         found.check_kind(&snapshot, resource)?;
         let target = found.target(resource, caller);
-        let released = self.store.end_session(&target, session).await.map_err(Error::of_read)?;
+        let released = self.store.end_session(&target, session).await.map_err(Error::of_change)?;
         found.sessions.forget(resource, session);
         Ok(released)
     }
@@ -472,12 +478,28 @@ fn check_unconfigured(snapshot: &Snapshot, resource: &str) -> Result<(), Error> 
 }
 
 /// What is granted while the store does not answer. It is recorded nowhere.
-fn decide_without_store(new: &NewHold<'_>, policy: FailurePolicy) -> Reservation {
-    let (outcome, granted) = match policy {
-        FailurePolicy::Deny => (HoldOutcome::NoRoom, 0),
-        FailurePolicy::Allow | FailurePolicy::Local => (HoldOutcome::Made, new.min_copies),
+fn decide_without_store(
+    new: &NewHold<'_>,
+    limits: &HoldLimits<'_>,
+    policy: FailurePolicy,
+) -> Reservation {
+    let is_granted = match policy {
+        FailurePolicy::Deny => false,
+        FailurePolicy::Allow => true,
+        FailurePolicy::Local => !is_never_granted(new, limits),
+    };
+    let (outcome, granted) = match is_granted {
+        true => (HoldOutcome::Made, new.min_copies),
+        false => (HoldOutcome::NoRoom, 0),
     };
     Reservation { outcome, granted, allowed: granted, ..Reservation::default() }
+}
+
+/// Whether the limits don't grant the least copies even while nothing is held.
+fn is_never_granted(new: &NewHold<'_>, limits: &HoldLimits<'_>) -> bool {
+    let of_groups = limits.groups.iter().map(|group| group.limit);
+    let mut all = [limits.domain, limits.global].into_iter().chain(of_groups);
+    all.any(|limit| limit.unwrap_or(MAX_HELD) < new.min_copies)
 }
 
 /// The outcome if the limits are enforced.
@@ -503,12 +525,14 @@ fn answer(
     // What the store could not record is granted all the same in shadow.
     let is_unrecorded = degraded || decided.granted == 0;
     let granted = if shadow && is_unrecorded { new.copies } else { decided.granted };
-    let of_groups = limits.groups.iter().map(|group| group.limit);
-    let mut all_limits = [limits.domain, limits.global].into_iter().chain(of_groups);
-    let is_never = all_limits.any(|limit| limit.unwrap_or(MAX_HELD) < new.min_copies);
     let retry_after_ms = match granted {
         0 if decided.has_backlog => RETRY_BACKLOG_MS,
-        0 if is_never && decided.outcome == HoldOutcome::NoRoom && !degraded => 0,
+        0 if is_never_granted(new, limits)
+            && decided.outcome == HoldOutcome::NoRoom
+            && !degraded =>
+        {
+            0
+        }
         0 => RETRY_MS,
         _ => 0,
     };

@@ -154,14 +154,17 @@ impl From<&str> for LimitsOwner {
     }
 }
 
+/// The name of this machine and the id of this process.
+pub fn process_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = if host.trim().is_empty() { "node" } else { host.trim() };
+    format!("{host}-{}", std::process::id())
+}
+
 impl Settings {
     /// The node's id.
     pub fn node_id(&self) -> String {
-        self.node_id.clone().unwrap_or_else(|| {
-            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-            let host = if host.trim().is_empty() { "node" } else { host.trim() };
-            format!("{host}-{}", std::process::id())
-        })
+        self.node_id.clone().unwrap_or_else(process_name)
     }
 
     /// The number of threads that serve gRPC.

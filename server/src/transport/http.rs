@@ -67,6 +67,9 @@ const EXPLAIN_PATH: &str = "/v1/explain";
 /// Path of the document of the limits.
 const LIMITS_PATH: &str = "/v1/limits";
 
+/// The paths of what is held of a resource, and of a session, whose name is a secret.
+const HELD_PREFIX: &str = "/v1/held/";
+
 /// The paths of requests with a body: for tokens, hits or holds, or about them.
 const ASK_PATHS: [&str; 8] = [
     ALLOW_PATH,

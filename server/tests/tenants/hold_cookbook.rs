@@ -44,12 +44,12 @@ async fn patterns<S: Store + ThrottleStore + HoldStore>(store: S, clock: ManualC
     grants(&service, "sandbox", &sizes).await;
     // New tenants share ten copies, and large ones thirty, which leaves room for the others.
     let tenants = [
+        ("spam-1", 1, 0),
         ("unknown", 20, 10),
         ("stranger", 1, 0),
         ("acme", 20, 20),
         ("globex", 20, 10),
         ("initech", 30, 20),
-        ("spam-1", 1, 0),
     ];
     grants(&service, "browser", &tenants).await;
     let refused = reserve(&service, "browser", "spam-1", 1).await;

@@ -70,8 +70,9 @@ fn renew(node: &Node, session: &str) -> (Value, bool) {
 #[tokio::test]
 async fn nodes_share_the_holds_over_grpc() {
     let redis = Redis::start();
-    let store = ["--store", &redis.url()];
+    let store = ["--store", &redis.url(), "--store-timeout", "2s"];
     let ((first, _limits), (second, _other)) = (start(LIMITS, &store), start(LIMITS, &store));
+    [&first, &second].into_iter().for_each(Node::wait_for_store);
     let mut clients =
         [HoldsClient::new(channel(first.grpc).await), HoldsClient::new(channel(second.grpc).await)];
     let [first, second] = &mut clients;
@@ -229,8 +230,11 @@ holds:
 #[tokio::test]
 async fn groups_are_told_and_sessions_shown_and_ended() {
     let redis = Redis::start();
-    for store in [&[][..], &["--store", &redis.url()]] {
+    for store in [&[][..], &["--store", &redis.url(), "--store-timeout", "2s"]] {
         let (node, _limits) = start(GROUPS, store);
+        if !store.is_empty() {
+            node.wait_for_store();
+        }
         let mut client = HoldsClient::new(channel(node.grpc).await);
         let resource = "sand/box %".to_owned();
         let on = |request| ReserveRequest { resource: resource.clone(), ..request };
@@ -253,19 +257,20 @@ async fn groups_are_told_and_sessions_shown_and_ended() {
         assert_eq!(
             [resource_line, limits, held, trial, all],
             [
-                &"resource  sand/box %",
-                &"limits    at most 5 a domain, no limit in all, as configured for sand*/*",
-                &"held      4 copies, in 2 holds",
-                &"group     trial: 3 copies, at most 3 in the group",
-                &"group     all: 4 copies, no limit in the group",
+                &"resource  \"sand/box %\"",
+                &"limits    at most 5 a domain, no limit in all, as configured for \"sand*/*\"",
+                &"held      4 copies, in 2 holds of at most 100000",
+                &"group     \"trial\": 3 copies, at most 3 in the group",
+                &"group     \"all\": 4 copies, no limit in the group",
             ]
         );
-        assert!(first.starts_with("session   a/b, until "), "{shown:?}");
-        assert_eq!(*hold, "          3 copies for t-1 (hold h)");
+        assert!(first.starts_with("session   \"a/b\", until "), "{shown:?}");
+        assert_eq!(*hold, "          3 copies for \"t-1\", hold \"h\"");
         let ended = run(&["end", &resource, "a/b"]);
-        assert_eq!((ended.code, &*ended.stdout), (0, "the session is over; 3 copies freed\n"));
+        assert_eq!(ended.code, 0);
+        assert!(ended.stdout.starts_with("the session is over, and 3 copies free"), "{ended:?}");
         let again = run(&["end", &resource, "a/b", "--output", "json"]);
-        assert_eq!((again.code, again.stdout.trim()), (0, r#"{"released":0}"#));
+        assert_eq!((again.code, again.stdout.trim()), (1, r#"{"released":0}"#));
         let json: Value =
             serde_json::from_str(&run(&["show", &resource, "--output", "json"]).stdout).unwrap();
         let session = &json["sessions"][0];
@@ -298,6 +303,7 @@ fn only_administrators_see_and_end_sessions() {
         ("GET", "/v1/held/none", 404),
         ("GET", "/v1/held/%", 400),
         ("GET", "/v1/held/%FF", 400),
+        ("GET", "/v1/held/sand/box", 400),
         ("DELETE", "/v1/held/sandbox", 400),
         ("DELETE", "/v1/held/sandbox/", 400),
         ("DELETE", "/v1/held//s", 400),
@@ -307,6 +313,14 @@ fn only_administrators_see_and_end_sessions() {
     }
     let ended = http_with_token(&node, admin, "DELETE", "/v1/held/sandbox/s", "");
     assert_eq!(ended.json(), json!({ "released": 1 }));
+    let mut logged = Vec::new();
+    eventually("the end is in the log, without the name", Duration::from_secs(5), || {
+        logged.extend(node.logged());
+        logged.iter().any(|event| {
+            event["change"] == "a session was ended; copies freed: 1"
+                && event["path"] == "/v1/held/sandbox/…"
+        })
+    });
 }
 
 #[test]
@@ -339,15 +353,20 @@ fn without_the_store_nothing_ends_and_the_failure_policy_decides() {
         let hold = json!({ "resource": "sandbox", "session": "before", "hold": "h", "keep": 1 });
         assert_eq!(call(&node, "release", &hold), json!({ "left": "1", "degraded": true }));
         let session = json!({ "resource": "sandbox", "session": "before" });
-        assert_eq!(post(&node, "end-session", &session).status, 503);
+        assert_eq!(post(&node, "end-session", &session).status, 504);
         let transfer =
             json!({ "resource": "sandbox", "session": "before", "hold": "h", "toSession": "t" });
-        assert_eq!(post(&node, "transfer", &transfer).status, 503);
+        assert_eq!(post(&node, "transfer", &transfer).status, 504);
         assert_eq!(http(node.http, "GET", "/v1/held/sandbox", b"").status, 503);
+        assert_eq!(http(node.http, "DELETE", "/v1/held/sandbox/before", b"").status, 504);
         let labels = [("template", "sandbox"), ("outcome", outcome)];
         let counted = Scrape::of(node.http);
         assert_eq!(counted.sum("tollgate_hold_decisions_total", &labels), 1.0);
         assert_eq!(counted.sum("tollgate_hold_degraded_decisions_total", &labels[..1]), 1.0);
+        let mut never = body.clone();
+        never["minCopies"] = json!(6);
+        let granted = if policy == "allow" { "6" } else { "0" };
+        assert_eq!(call(&node, "reserve", &never)["granted"], granted, "{policy}");
         // A store that has lost its data ends all sessions.
         redis.start_again();
         eventually("the store is back", Duration::from_secs(20), || node.store_is_up());
@@ -417,7 +436,10 @@ fn the_command_holds_while_its_command_runs() {
     assert_eq!(run(&["job", "acme", "--", "sh", "-c", "kill -9 $$"]).0, 137);
     assert_eq!(run(&["job", "acme", "--", "no-such-command"]).0, 127);
     let (code, text) = run(&["job", "acme", "--copies", "2", "--", "true"]);
-    assert_eq!((code, &*text), (1, "tollgate: the limits never grant so many copies\n"));
+    assert_eq!(
+        (code, &*text),
+        (1, "tollgate: the limits never grant so many copies: acme holds 0 of 1\n")
+    );
     let (code, text) = run(&["other", "acme", "--", "true"]);
     assert_eq!(code, 2);
     assert!(text.contains("no holds are configured for this resource"), "{text}");
@@ -430,7 +452,7 @@ fn the_command_holds_while_its_command_runs() {
     let (code, text) = run(&["job", "acme", "--max-wait", "4s", "--", "true"]);
     assert_eq!(
         (code, &*text),
-        (1, "tollgate: the copies are not free\n"),
+        (1, "tollgate: the copies are not free: acme holds 1 of 1\n"),
         "renewed beyond its ttl"
     );
     assert!(began.elapsed() >= Duration::from_secs(4));

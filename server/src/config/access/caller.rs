@@ -78,8 +78,8 @@ pub(super) fn caller(
     let namespaces = globs(reader, fields.get("namespaces"), path, Glob::new);
     let resources = globs(reader, fields.get("resources"), path, Glob::new);
     let domains = match fields.get("domains") {
-        Some(entry) => globs(reader, Some(entry), path, Glob::new),
-        None => Glob::new(glob::CATCH_ALL).into_iter().collect(),
+        Some(entry) => globs(reader, Some(entry), path, Glob::for_domains),
+        None => Glob::for_domains(glob::CATCH_ALL).into_iter().collect(),
     };
     let client_ids = client_ids(reader, &fields, path, &name);
     let lend = lend(reader, &fields, path);

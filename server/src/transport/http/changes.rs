@@ -8,7 +8,7 @@ use axum::response::Response;
 use http_body_util::BodyExt as _;
 
 use super::connection_context::ConnectionContext;
-use super::{LIMITS_PATH, ask_path, error_response, stopping};
+use super::{HELD_PREFIX, LIMITS_PATH, ask_path, error_response, stopping};
 use crate::access::Caller;
 use crate::logging::LogThrottle;
 use crate::service::Author;
@@ -29,6 +29,12 @@ pub(super) struct Change {
     method: Method,
     /// Not called `target` in the log, which has the module under that name.
     path: String,
+}
+
+/// A path without the name of a session, which is a secret.
+fn for_log(path: &str) -> String {
+    let names = path.strip_prefix(HELD_PREFIX).and_then(|names| names.split_once('/'));
+    names.map_or_else(|| path.to_owned(), |(resource, _)| format!("{HELD_PREFIX}{resource}/…"))
 }
 
 impl Change {
@@ -75,7 +81,7 @@ impl Change {
             caller: caller.and_then(Caller::name).map(str::to_owned),
             peer: context.peer(),
             method: request.method().clone(),
-            path: request.uri().path().to_owned(),
+            path: for_log(request.uri().path()),
         }
     }
 

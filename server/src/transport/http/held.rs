@@ -12,13 +12,11 @@ use serde_json::{Value, json};
 use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::path_names::{name, names};
-use super::{ApiState, access_denied, error_response, service_error};
+use super::{ApiState, HELD_PREFIX, access_denied, error_response, service_error};
 use crate::access::Caller;
 use crate::domain::holds::LiveSession;
 use crate::service::holds::{GroupHeld, HoldsView};
 use crate::store::holds::HoldStore;
-
-const PREFIX: &str = "/v1/held/";
 
 /// `GET`: the limits of a resource, what is held of it, and by which sessions. Whoever knows the name of a
 /// session may release what it holds, so this is for administrators.
@@ -28,7 +26,7 @@ pub(super) async fn show<B: Send + Sync, L: HoldStore>(
     uri: Uri,
 ) -> Result<Response, Response> {
     caller.may_administer().map_err(access_denied)?;
-    let resource = name(&uri, PREFIX)?;
+    let resource = name(&uri, HELD_PREFIX)?;
     let found = state.use_cases.holds.look(&resource, caller.id()).await;
     match found.map_err(|error| service_error(&error))? {
         Some(view) => Ok(Json(view_json(&resource, &view)).into_response()),
@@ -47,10 +45,13 @@ pub(super) async fn end<B: Send + Sync + 'static, L: HoldStore>(
     request: Request,
 ) -> Result<Response, Response> {
     caller.may_administer().map_err(access_denied)?;
-    let (resource, session) = names(request.uri(), PREFIX, "RESOURCE/SESSION")?;
+    let (resource, session) = names(request.uri(), HELD_PREFIX, "RESOURCE/SESSION")?;
     let (id, change) = (caller.id(), Change::of(&request, &context, &caller));
     let end = async move { state.use_cases.holds.end_session((&resource, &session), id).await };
-    let sentence = |released: &u64| format!("a session was ended: it held {released} copies");
+    let sentence = |released: &u64| match released {
+        0 => "nothing was released: there is no such session, or it held nothing".to_owned(),
+        copies => format!("a session was ended; copies freed: {copies}"),
+    };
     let released = change.make(end, |error| service_error(&error), sentence).await?;
     Ok(Json(json!({ "released": released })).into_response())
 }
@@ -62,6 +63,7 @@ fn view_json(resource: &str, view: &HoldsView) -> Value {
             "resource": limits.glob,
             "domain_limit": or_minus_one(limits.domain),
             "global_limit": or_minus_one(limits.global),
+            "domains_with_own_limit": limits.own,
             "max_holds": or_minus_one(limits.max_holds),
             "enforced": limits.enforced,
         })

@@ -19,10 +19,15 @@ pub(super) fn names(uri: &Uri, prefix: &str, form: &str) -> Result<(String, Stri
     Ok((decoded(first)?, decoded(second)?))
 }
 
-/// The one name in a path that begins with `prefix`. It may have slashes. It is decoded once, and not validated.
+/// The one name in a path that begins with `prefix`. It may have slashes as `%2F`. It is decoded once, and not
+/// validated.
 #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
 pub(super) fn name(uri: &Uri, prefix: &str) -> Result<String, Response> {
-    let name = decoded(uri.path().strip_prefix(prefix).unwrap_or_default());
+    let path = uri.path().strip_prefix(prefix).unwrap_or_default();
+    let name = match path.contains('/') {
+        true => Err("a / in the name must be written as %2F"),
+        false => decoded(path),
+    };
     name.map_err(|text| error_response(StatusCode::BAD_REQUEST, text))
 }
 
