@@ -2,8 +2,8 @@
 -- Atomic, because what is granted depends on all that is held. lua/guard.lua goes around it.
 --
 -- KEYS[1]  the holds: a hash (see below)
--- KEYS[2]  the index of the holds: a sorted set. Both keys exist, or neither, so that both can be declared
---          while Redis Cluster moves their slot.
+-- KEYS[2]  the index of the holds: a sorted set. It is ARGV[5] if the call declares one key only. Both keys
+--          exist, or neither, so that the server that gives away their slot has both, or none.
 -- ARGV[1]  doubles:
 --            1 operation: 0 reserve, 1 release, 2 keep alive, 3 end the session, 4 list, 5 transfer
 --            2 the time in µs, for tests; 0: the server's own
@@ -52,7 +52,7 @@ local MAX_HELD, MAX_SESSION_BYTES, HOLD_BYTES, FREE_LIMIT = 1000000000000000, 30
 local LIST_BYTES, SESSION_BYTES = 500000, 200
 local call, pack, unpacked, min, max = redis.call, struct.pack, struct.unpack, math.min, math.max
 
-local holds, index = KEYS[1], KEYS[2]
+local holds, index = KEYS[1], KEYS[2] or ARGV[5]
 local op, now, ttl, copies = unpacked('<dddd', ARGV[1])
 local hold, members = ARGV[3], ARGV[4]
 local replaced = corrupt and 1 or 0
@@ -205,7 +205,8 @@ local function finish(reply)
   for at = 1, #set, 1000 do call('HSET', holds, unpack(set, at, min(at + 999, #set))) end
   if ends > 0 or is_emptied then
     local last_end = call('ZREVRANGE', index, 0, 0, 'WITHSCORES')[2]
-    for _, key in ipairs(KEYS) do call('PEXPIREAT', key, last_end) end
+    call('PEXPIREAT', holds, last_end)
+    call('PEXPIREAT', index, last_end)
   end
   return reply
 end

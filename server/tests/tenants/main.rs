@@ -6,7 +6,9 @@
 mod cookbook;
 mod cost;
 mod hits;
+mod hold_books;
 mod hold_cookbook;
 mod hold_nodes;
+mod hold_slots;
 mod holds;
 mod nodes;

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
+use super::lanes::job::SendMode;
 use super::wire::script::Scripted;
-use super::{RedisStore, keys};
+use super::{RedisStore, Target, keys};
 use crate::domain::holds::{
     HeldCopies, HoldBounds, HoldLimits, HoldList, HoldOutcome, LiveSession, MAX_HELD, NewHold,
     Reservation, Transfer, Transferred,
@@ -55,15 +56,19 @@ impl<'a> Call<'a> {
     }
 
     /// The command at the time `now`; `None`: the server's own.
-    fn cmd(&self, keys: &keys::HoldKeys, now: Option<Micros>) -> Cmd {
+    fn cmd(&self, keys: &keys::HoldKeys, now: Option<Micros>, mode: SendMode) -> Cmd {
         let now_us = now.map_or(0.0, |now| now.0 as f64);
         let operation = f64::from(self.operation as u8);
         let numbers = [operation, now_us, self.ttl_ms as f64, self.copies as f64];
         let numbers = numbers.iter().chain(&self.numbers);
         let numbers: Vec<u8> = numbers.flat_map(|number| number.to_le_bytes()).collect();
-        let mut cmd = Scripted::Holds.call(2);
-        cmd.arg(&keys.holds).arg(&keys.index).arg(numbers);
+        // A server that is getting the slot answers a call that declares two keys only once it has both.
+        let declared = if mode == SendMode::Asking { 1 } else { 2 };
+        let keys = [&keys.holds, &keys.index];
+        let mut cmd = Scripted::Holds.call(declared);
+        cmd.arg(&keys[..declared]).arg(numbers);
         cmd.arg(self.session).arg(self.hold).arg(&*self.last);
+        cmd.arg(&keys[declared..]);
         cmd
     }
 }
@@ -223,7 +228,7 @@ impl RedisStore {
     ) -> Result<Vec<Value>, StoreError> {
         let keys = keys::HoldKeys::new(target.resource);
         let slot = self.0.router.routes(&self.0.connector).slot(&keys.holds);
-        let cmd = call.cmd(&keys, self.0.clock.as_ref().map(ManualClock::now));
+        let now = self.0.clock.as_ref().map(ManualClock::now);
         // The owner in the queues: a caller within the template, or the resource of an unnamed caller.
         let group = self.0.hash((HOLDS, target.template));
         let member = match target.caller {
@@ -232,7 +237,8 @@ impl RedisStore {
         };
         let owner = Owner { group, member };
         let script = Some(Scripted::Holds);
-        let reply = self.0.values_of(|_| owner, &[slot], script, |_, _| cmd.clone()).await.pop();
+        let cmd = |_: usize, target: Target<'_>| call.cmd(&keys, now, target.mode);
+        let reply = self.0.values_of(|_| owner, &[slot], script, cmd).await.pop();
         let Value::Array(mut parts) = reply.unwrap_or(Err(StoreError::Unreachable))? else {
             return Err(StoreError::Refused);
         };
