@@ -216,13 +216,24 @@ impl Caller {
     /// Checks that the caller may look at the buckets of `namespace`: those who may take their tokens, or
     /// see everything, may.
     pub fn may_look_in(&self, namespace: &str) -> Result<(), Refusal> {
-        let sees_all = |identity: &Arc<Identity>| {
-            identity.all().any(|caller| caller.role == Role::Observe && caller.everything)
-        };
-        match self.identity().is_some_and(sees_all) {
+        match self.observes_all() {
             true => Ok(()),
             false => self.may_ask_in(namespace),
         }
+    }
+
+    /// Checks that the caller may look at the hits of `domain` on `resource`.
+    pub fn may_look_at(&self, resource: &str, domain: &str) -> Result<(), Refusal> {
+        match self.observes_all() {
+            true => Ok(()),
+            false => self.may_use_for(resource, domain),
+        }
+    }
+
+    fn observes_all(&self) -> bool {
+        self.identity().is_some_and(|identity| {
+            identity.all().any(|caller| caller.role == Role::Observe && caller.everything)
+        })
     }
 
     /// Checks that the caller may make changes.

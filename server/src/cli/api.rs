@@ -148,6 +148,11 @@ pub(super) fn held_path(resource: &str, session: Option<&str>) -> String {
     format!("/v1/held/{}{}", escape(resource), session.unwrap_or_default())
 }
 
+/// The path of the hits of a domain on a resource.
+pub(super) fn hits_path(resource: &str, domain: &str) -> String {
+    format!("/v1/hits/{}/{}", escape(resource), escape(domain))
+}
+
 fn escape(name: &str) -> impl Display {
     utf8_percent_encode(name, QUERY_ESCAPES)
 }

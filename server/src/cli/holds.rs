@@ -8,7 +8,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::api::{Answered, ApiArgs, ApiRequest, held_path};
-use super::text::{date, escaped};
+use super::text::{date, quoted};
 
 #[derive(clap::Args)]
 #[command(after_help = "Both need the role administer.
@@ -70,12 +70,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     })
 }
 
-/// A name in quotes, as clients choose it.
-fn name(value: &Value) -> String {
-    let name = value.as_str().unwrap_or_default().replace('\\', "\\\\").replace('"', "\\\"");
-    format!("\"{}\"", escaped(&name))
-}
-
 /// So many of something.
 fn count(number: &Value, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
@@ -95,14 +89,14 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
 
 fn shown(json: &Value) -> String {
     let limits = &json["limits"];
-    let mut lines = vec![("resource", name(&json["resource"]))];
+    let mut lines = vec![("resource", quoted(&json["resource"]))];
     if limits.is_null() {
         lines.push(("limits", "none".to_owned()));
     } else {
         let domain = most(&limits["domain_limit"], "a domain");
         let all = most(&limits["global_limit"], "in all");
         let shadow = if limits["enforced"] == false { "; not enforced" } else { "" };
-        let glob = name(&limits["resource"]);
+        let glob = quoted(&limits["resource"]);
         let own = match &limits["domains_with_own_limit"] {
             number if number == 0 => String::new(),
             number => format!(" ({number} have their own)"),
@@ -116,14 +110,14 @@ fn shown(json: &Value) -> String {
     for group in items(&json["groups"]) {
         let held = count(&group["held"], "copy", "copies");
         let most = most(&group["limit"], "in the group");
-        lines.push(("group", format!("{}: {held}, {most}", name(&group["name"]))));
+        lines.push(("group", format!("{}: {held}, {most}", quoted(&group["name"]))));
     }
     for session in items(&json["sessions"]) {
         let until = date(&session["expires_at_unix_millis"]);
-        lines.push(("session", format!("{}, until {until}", name(&session["session"]))));
+        lines.push(("session", format!("{}, until {until}", quoted(&session["session"]))));
         for hold in items(&session["holds"]) {
             let copies = count(&hold["copies"], "copy", "copies");
-            let (hold, domain) = (name(&hold["hold"]), name(&hold["domain"]));
+            let (hold, domain) = (quoted(&hold["hold"]), quoted(&hold["domain"]));
             lines.push(("", format!("{copies} for {domain}, hold {hold}")));
         }
     }

@@ -26,6 +26,7 @@ mod node;
 mod request;
 mod serve;
 mod text;
+mod throttle;
 mod tls_diagnosis;
 mod token;
 
@@ -77,6 +78,8 @@ enum Command {
     Held(hold::CommandArgs),
     /// Show who holds copies of a resource, and end a session
     Holds(holds::Args),
+    /// Show what a domain's hits stand at, and forget them
+    Throttle(throttle::Args),
     /// Show what a bucket stands at, and fill it up
     Bucket(bucket::Args),
     /// Show what a request for tokens would be answered, and why; exit 1 if it would be refused
@@ -108,6 +111,7 @@ pub fn main() -> ExitCode {
         Command::Hold(args) => hold::run(args),
         Command::Held(args) => hold::run_command(&args),
         Command::Holds(args) => holds::run(args),
+        Command::Throttle(args) => throttle::run(args),
         Command::Bucket(args) => bucket::run(args),
         Command::Explain(args) => explain::run(&args),
         Command::Limits(args) => limits::run(&args),

@@ -89,6 +89,12 @@ pub(super) fn escaped(name: &str) -> String {
     text
 }
 
+/// A JSON string in quotes, as others choose it.
+pub(super) fn quoted(value: &serde_json::Value) -> String {
+    let text = value.as_str().unwrap_or_default().replace('\\', "\\\\").replace('"', "\\\"");
+    format!("\"{}\"", escaped(&text))
+}
+
 /// An untrusted text of several lines, with its unsafe characters escaped.
 pub(super) fn escaped_lines(text: &str) -> String {
     text.split('\n').map(escaped).collect::<Vec<_>>().join("\n")

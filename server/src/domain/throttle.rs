@@ -8,12 +8,15 @@
 //! above it, unless it is skippable.
 
 mod log;
+mod standing;
+mod state;
 #[cfg(test)]
 mod tests;
 
 use smallvec::SmallVec;
 
 use self::log::Log;
+pub use self::standing::{Standing, TierStanding};
 use super::time::Micros;
 
 /// The most tiers of a resource.
@@ -115,10 +118,13 @@ struct Entered {
 }
 
 /// A tier's state at a time.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TierState {
+    /// It can be entered.
     Inactive,
+    /// Hits go to it, unless a higher one is active.
     Active,
+    /// It can't be entered.
     Cooling,
 }
 
@@ -152,14 +158,14 @@ impl Entered {
     /// The hits in the window, of a log that may no longer be active.
     fn hits(&self, tier: &Tier, now: Micros) -> u64 {
         match self.at {
-            Some(at) if self.state(tier, now) == State::Active => self.log.hits(tier, at, now),
+            Some(at) if self.state(tier, now) == TierState::Active => self.log.hits(tier, at, now),
             _ => 0,
         }
     }
 
     /// Adds hits, for which there is room. Enters the tier if it is not active. Returns whether it does.
     fn add(&mut self, tier: &Tier, now: Micros, hits: u64) -> bool {
-        let enters = self.state(tier, now) != State::Active;
+        let enters = self.state(tier, now) != TierState::Active;
         if enters {
             *self = Self { at: Some(now), log: Log::default() };
         }
@@ -170,21 +176,21 @@ impl Entered {
     /// The first time, from `from` on, at which an active tier has room for `needed` hits.
     fn room_at(&self, tier: &Tier, from: Micros, needed: u64) -> Option<Micros> {
         match self.at {
-            Some(at) if self.state(tier, from) == State::Active => {
+            Some(at) if self.state(tier, from) == TierState::Active => {
                 self.log.room_at(tier, at, from, needed)
             }
             _ => (needed <= tier.limit).then_some(from),
         }
     }
 
-    fn state(&self, tier: &Tier, now: Micros) -> State {
-        let Some(Micros(at)) = self.at else { return State::Inactive };
+    fn state(&self, tier: &Tier, now: Micros) -> TierState {
+        let Some(Micros(at)) = self.at else { return TierState::Inactive };
         if now.0 < at + tier.active_us {
-            State::Active
+            TierState::Active
         } else if now.0 < at + tier.active_us + tier.cooldown_us {
-            State::Cooling
+            TierState::Cooling
         } else {
-            State::Inactive
+            TierState::Inactive
         }
     }
 }
@@ -332,7 +338,7 @@ impl History {
     /// The index of the current tier.
     fn current(&self, tiers: &[Tier], now: Micros) -> Option<usize> {
         let is_active =
-            |(entered, tier): (&Entered, &Tier)| entered.state(tier, now) == State::Active;
+            |(entered, tier): (&Entered, &Tier)| entered.state(tier, now) == TierState::Active;
         self.tiers.iter().zip(tiers).rposition(is_active)
     }
 
@@ -346,8 +352,8 @@ impl History {
         let mut all = SmallVec::new();
         for (index, tier) in tiers.iter().enumerate().skip(current.map_or(0, |index| index + 1)) {
             let known = self.tiers.get(index);
-            let state = known.map_or(State::Inactive, |entered| entered.state(tier, now));
-            if state == State::Inactive && tier.limit > 0 {
+            let state = known.map_or(TierState::Inactive, |entered| entered.state(tier, now));
+            if state == TierState::Inactive && tier.limit > 0 {
                 all.push((index, tier));
             } else if !tier.skippable {
                 break;

@@ -1,17 +1,22 @@
 //! `Throttle`: hits of a domain on a resource. Finds the throttle of the resource and asks the store. If
 //! the store fails, the failure policy of the limits decides.
 
+mod look;
+
 use std::sync::Arc;
 
 use super::capacity::check_id;
+use super::limits::Snapshot;
 use super::{Error, ServiceState};
-use crate::config::model::FailurePolicy;
+use crate::config::model::{FailurePolicy, Throttle};
 use crate::domain::names::CallerId;
 use crate::domain::throttle::{Decision, HitLimits, Tier, share};
 use crate::domain::time::Micros;
 use crate::metrics::{HitOutcome, ThrottleMetrics};
 use crate::store::StoreError;
 use crate::store::throttle::{HitRequest, ThrottleStore};
+
+pub use self::look::{HitsLimits, HitsView};
 
 /// A caller's request for hits.
 #[derive(Clone, Copy, Debug)]
@@ -71,10 +76,8 @@ impl<S: ThrottleStore> ThrottleService<S> {
         let Some((template, throttle)) = snapshot.limits.throttles.find(query.resource) else {
             snapshot.check_known()?;
             let meter = &self.state.unthrottled;
-            if snapshot.limits.holds.find(query.resource).is_some() {
-                meter.count(HitOutcome::NotFound);
-                return Err(Error::Conflict("this resource has limits on holds, and none on hits"));
-            }
+            check_no_holds(&snapshot, query.resource)
+                .inspect_err(|_| meter.count(HitOutcome::NotFound))?;
             if snapshot.limits.allows_unconfigured(query.resource) {
                 let decision = Decision { granted: copies, ..Decision::default() };
                 let answer = HitAnswer { decision, ..HitAnswer::default() };
@@ -82,26 +85,12 @@ impl<S: ThrottleStore> ThrottleService<S> {
                 return Ok(answer);
             }
             meter.count(HitOutcome::NotFound);
-            return Err(Error::NotFound("no throttle is configured for this resource".to_owned()));
+            return Err(no_throttle());
         };
         let now = self.state.clock.now();
-        let count = snapshot.domain_count(template);
-        let mut limits = throttle.limits_of(query.domain);
-        // The domains in the document are known, whoever else asks.
-        let max_domains =
-            throttle.max_domains.filter(|_| !throttle.domains.contains_key(query.domain));
-        let admitted =
-            max_domains.map_or(Ok(()), |max| count.admits(query.resource, query.domain, max, now));
-        limits.known_only = admitted.is_err();
-        let request = HitRequest {
-            caller,
-            resource: query.resource,
-            template,
-            domain: query.domain,
-            limits,
-            copies,
-            min_copies,
-        };
+        let names = (query.resource, query.domain);
+        let target = Target::new(&snapshot, (template, throttle), names, now);
+        let request = HitRequest { caller, copies, min_copies, ..target.request };
         let mut answer = match self.store.request_hits(&request).await {
             Ok(decision) => answer(decision, &request.limits),
             // The store works, so the failure policy must not apply.
@@ -112,13 +101,14 @@ impl<S: ThrottleStore> ThrottleService<S> {
                 HitAnswer { degraded: true, ..answer(decision, &request.limits) }
             }
         };
-        if answer.decision.burst && max_domains.is_some() {
-            let until = Micros(now.0.saturating_add(limits.longest_life_us()));
+        if answer.decision.burst && target.is_counted {
+            let until = Micros(now.0.saturating_add(request.limits.longest_life_us()));
+            let count = snapshot.domain_count(template);
             count.record(query.resource, query.domain, (now, until));
         }
         let is_one_too_many = answer.decision.not_known;
-        if let (Err(room_at), true) = (admitted, is_one_too_many) {
-            answer.decision.retry_after_us = Some(room_at.0 - now.0);
+        if is_one_too_many {
+            answer.decision.retry_after_us = target.room_in_us(now);
         }
         let meter = snapshot.throttle_meter(template);
         let outcome = answer.count(copies, snapshot.limits.on_store_failure, meter);
@@ -168,6 +158,52 @@ impl<S: ThrottleStore> ThrottleService<S> {
         };
         Decision { granted, ..Decision::default() }
     }
+}
+
+/// A domain and the throttle of its resource.
+struct Target<'a> {
+    /// A request for one hit.
+    request: HitRequest<'a>,
+    /// Whether it counts among the domains of which there may be so many.
+    is_counted: bool,
+    /// If there are so many others: when there may be room.
+    room_at: Option<Micros>,
+}
+
+impl<'a> Target<'a> {
+    fn new(
+        snapshot: &'a Snapshot,
+        (template, throttle): (usize, &'a Throttle),
+        (resource, domain): (&'a str, &'a str),
+        now: Micros,
+    ) -> Self {
+        // The domains in the document are known, whoever else asks.
+        let max_domains = throttle.max_domains.filter(|_| !throttle.domains.contains_key(domain));
+        let count = snapshot.domain_count(template);
+        let room_at = max_domains.and_then(|max| count.admits(resource, domain, max, now).err());
+        let known_only = room_at.is_some();
+        let limits = HitLimits { known_only, ..throttle.limits_of(domain) };
+        let (caller, copies, min_copies) = (None, 1, 1);
+        let request = HitRequest { caller, resource, template, domain, limits, copies, min_copies };
+        Self { request, is_counted: max_domains.is_some(), room_at }
+    }
+
+    /// If there are so many other domains: how long until there may be room, in µs.
+    fn room_in_us(&self, now: Micros) -> Option<i64> {
+        self.room_at.map(|room_at| room_at.0 - now.0)
+    }
+}
+
+fn check_no_holds(snapshot: &Snapshot, resource: &str) -> Result<(), Error> {
+    match snapshot.limits.holds.find(resource) {
+        Some(_) => Err(Error::Conflict("this resource has limits on holds, and none on hits")),
+        None => Ok(()),
+    }
+}
+
+/// The error for a resource without a throttle.
+fn no_throttle() -> Error {
+    Error::NotFound("no throttle is configured for this resource".to_owned())
 }
 
 /// The most and the least hits to grant.

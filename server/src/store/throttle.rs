@@ -4,7 +4,7 @@ use std::future::Future;
 
 use super::StoreError;
 use crate::domain::names::CallerId;
-use crate::domain::throttle::{Decision, HitLimits};
+use crate::domain::throttle::{Decision, HitLimits, Standing};
 
 /// A request for hits.
 #[derive(Clone, Copy, Debug)]
@@ -33,4 +33,18 @@ pub trait ThrottleStore: Clone + Send + Sync + 'static {
         &self,
         request: &HitRequest<'_>,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
+
+    /// Looks at what the domain of a request stands at. Changes nothing.
+    fn look_at_hits(
+        &self,
+        request: &HitRequest<'_>,
+    ) -> impl Future<Output = Result<Standing, StoreError>> + Send;
+
+    /// Forgets the hits of the domain of a request, except that they count among those of all domains.
+    /// Returns what it stood at. After [`StoreError::Timeout`] and [`StoreError::Unreachable`] it is unknown
+    /// whether they are forgotten.
+    fn forget_hits(
+        &self,
+        request: &HitRequest<'_>,
+    ) -> impl Future<Output = Result<Standing, StoreError>> + Send;
 }

@@ -41,6 +41,7 @@ mod changes;
 mod connection_context;
 mod explain;
 mod held;
+mod hits;
 mod holds;
 mod host;
 mod kill_switch;
@@ -159,6 +160,7 @@ pub fn router<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administrati
         .route("/v1/limits/rollback", post(limits::roll_back::<B, L>))
         .route(LIMITS_PATH, get(limits::show::<B, L>).put(limits::put::<B, L>))
         .route("/v1/buckets/{*names}", get(buckets::show::<B, L>).delete(buckets::fill::<B, L>))
+        .route("/v1/hits/{*names}", get(hits::show::<B, L>).delete(hits::forget::<B, L>))
         .route("/v1/held/{*names}", get(held::show::<B, L>).delete(held::end::<B, L>))
         .route(
             kill_switch::PATH,

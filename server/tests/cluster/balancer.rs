@@ -145,6 +145,8 @@ fn the_http_frontend_serves_allow_but_no_pages() {
         ("POST", "/v1/holds/keep-alive", 400),
         ("POST", "/v1/holds/transfer", 400),
         ("POST", "/v1/holds/end-session", 400),
+        ("GET", "/v1/hits/search/acme", 404),
+        ("DELETE", "/v1/hits/search/acme", 404),
         ("GET", "/v1/held/sandbox", 404),
         ("DELETE", "/v1/held/sandbox/s", 404),
         ("DELETE", bucket, 404),

@@ -26,6 +26,15 @@ struct Step {
     copies: u64,
     min_copies: u64,
     known_only: bool,
+    /// What is done before the request.
+    before: Before,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Before {
+    Nothing,
+    Look,
+    Forget,
 }
 
 fn tier() -> impl Strategy<Value = Tier> {
@@ -55,16 +64,23 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let copies = prop_oneof![4 => 1..12u64, 2 => 1..3000u64, 1 => Just(i64::MAX as u64)];
     let known_only = prop::bool::weighted(0.1);
     let min_percent = select(vec![0, 0, 0, 50, 100u64]);
-    let one = (pause_us, 0..2 * NAMES.len(), 0..12usize, copies, min_percent, known_only);
-    let one = one.prop_map(|(pause_us, name, tiers, copies, min_percent, known_only)| Step {
-        known_only,
-        pause_us,
-        // Mostly one name, and mostly the same tiers.
-        name: if name < NAMES.len() { name } else { 0 },
-        limits: tiers.saturating_sub(9),
-        copies,
-        min_copies: (copies / 100 * min_percent).max(1),
-    });
+    let before = prop_oneof![
+        12 => Just(Before::Nothing),
+        5 => Just(Before::Look),
+        1 => Just(Before::Forget),
+    ];
+    let one = (pause_us, 0..2 * NAMES.len(), 0..12usize, copies, min_percent, known_only, before);
+    let one =
+        one.prop_map(|(pause_us, name, tiers, copies, min_percent, known_only, before)| Step {
+            known_only,
+            before,
+            pause_us,
+            // Mostly one name, and mostly the same tiers.
+            name: if name < NAMES.len() { name } else { 0 },
+            limits: tiers.saturating_sub(9),
+            copies,
+            min_copies: (copies / 100 * min_percent).max(1),
+        });
     proptest::collection::vec(one, 1..60)
 }
 
@@ -89,7 +105,7 @@ fn both_stores_decide_alike() {
     let redis = Redis::start();
     let runtime = runtime();
     let clock = ManualClock::new(START);
-    let traces = Cell::new(0);
+    let (traces, looked) = (Cell::new(0), Cell::new(0));
     // By kind: refused for good, refused for now, granted, granted with a burst.
     let answers = Cell::new([0_u64; 4]);
     let by_second = || {
@@ -126,10 +142,31 @@ fn both_stores_decide_alike() {
                 copies: step.copies,
                 min_copies: step.min_copies,
             };
+            let looks = match step.before {
+                Before::Nothing => None,
+                Before::Look => Some(runtime.block_on(async {
+                    (memory.look_at_hits(&request).await, shared.look_at_hits(&request).await)
+                })),
+                Before::Forget => {
+                    let forgotten = runtime.block_on(async {
+                        (memory.forget_hits(&request).await, shared.forget_hits(&request).await)
+                    });
+                    prop_assert_eq!(forgotten.1, forgotten.0, "reset at step {}: {:?}", nth, step);
+                    None
+                }
+            };
+            if let Some((expected, look)) = &looks {
+                prop_assert_eq!(look, expected, "look at step {}: {:?}", nth, step);
+                looked.set(looked.get() + 1);
+            }
             let (expected, decision) = runtime.block_on(async {
                 (memory.request_hits(&request).await, shared.request_hits(&request).await)
             });
             prop_assert_eq!(decision, expected, "step {}: {:?}", nth, step);
+            if let (Some((Ok(look), _)), Ok(decision), 1) = (&looks, decision, step.min_copies) {
+                let next = if decision.granted > 0 { Some(0) } else { decision.retry_after_us };
+                prop_assert_eq!(look.next_hit_us, next, "look at step {}: {:?}", nth, step);
+            }
             let kind = match expected {
                 Ok(decision) if decision.burst => 3,
                 Ok(decision) if decision.granted > 0 => 2,
@@ -144,6 +181,7 @@ fn both_stores_decide_alike() {
     };
     TestRunner::new(config).run(&(limits, steps()), compare).unwrap();
     let least = traces.get();
+    assert!(looked.get() > least, "{} looks", looked.get());
     assert!(answers.get().iter().all(|count| *count > least), "{:?} of {least}", answers.get());
 }
 
@@ -246,10 +284,14 @@ fn corrupt_values_count_as_absent() {
         let expires_ms = (START.0 + 3_600_000_000) / 1000;
         let mut set = redis::cmd("SET");
         set.arg("a{a:b}").arg(value).arg("PXAT").arg(expires_ms).exec(&mut inside).unwrap();
+        let look = runtime.block_on(shared.look_at_hits(&request)).unwrap();
+        assert_eq!((look.tier, look.next_hit_us), (0, Some(0)), "{value:?}");
         let decision = runtime.block_on(shared.request_hits(&request)).unwrap();
         assert_eq!((decision.granted, decision.burst), (3, true), "{value:?}");
+        assert_eq!(runtime.block_on(shared.look_at_hits(&request)).unwrap().tiers[0].hits, 3);
     }
     redis::cmd("DEL").arg("a{a:b}").exec(&mut inside).unwrap();
     redis::cmd("LPUSH").arg("a{a:b}").arg("x").exec(&mut inside).unwrap();
+    assert_eq!(runtime.block_on(shared.look_at_hits(&request)).unwrap().tier, 0);
     assert_eq!(runtime.block_on(shared.request_hits(&request)).unwrap().granted, 3);
 }

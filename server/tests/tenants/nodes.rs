@@ -172,6 +172,10 @@ fn without_the_store_the_failure_policy_decides() {
         assert_eq!((&shared["granted"], &shared["degraded"]), (&json!("5"), &json!(false)));
         redis.kill();
         eventually("the store is away", Duration::from_secs(20), || !node.store_is_up());
+        for (method, status) in [("GET", 503), ("DELETE", 504)] {
+            let answer = http(node.http, method, "/v1/hits/search/acme", b"");
+            assert_eq!(answer.status, status, "{answer:?}");
+        }
         let alone = search(&node, 50);
         assert_eq!((&alone["granted"], &alone["degraded"]), (&json!(granted), &json!(true)));
         let labels = [("template", "search"), ("outcome", outcome)];
@@ -229,4 +233,110 @@ fn the_command_waits_for_hits() {
     let (code, text) = ask(&["other", "acme"]);
     assert_eq!(code, 2);
     assert!(text.contains("no throttle is configured for this resource"), "{text}");
+}
+
+/// Limits of which the second tier is entered by the second hit.
+const LOOKED_AT: &str = "
+throttles:
+  - resource: 'sea*/*'
+    hard_limit: 100
+    max_domains: 2
+    tiers:
+      - { limit: 1, window: 1h, active: 1h }
+      - { limit: 2, window: 1h, active: 1h, cooldown: 1d, skippable: true }
+    domains: { 'own \"d\"': { tiers: [] } }
+";
+
+#[test]
+fn hits_are_shown_and_forgotten() {
+    let redis = Redis::start();
+    for store in [&[][..], &["--store", &redis.url(), "--store-timeout", "2s"]] {
+        let (node, _limits) = start(LOOKED_AT, store);
+        if !store.is_empty() {
+            node.wait_for_store();
+        }
+        let address = node.http.to_string();
+        let run = |args: &[&str]| tollgate(&[&["throttle"], args, &["--http", &address]].concat());
+        let ask = |domain: &str, copies: i64| {
+            let body = json!({ "resource": "sea/rch %", "domain": domain, "copies": copies });
+            post(&node, &body).json()["granted"].clone()
+        };
+        let shown = run(&["show", "sea/rch %", "a/b"]);
+        assert_eq!(
+            shown.stdout,
+            "resource  \"sea/rch %\"\n\
+             domain    \"a/b\"\n\
+             limits    those of all domains without their own, for \"sea*/*\"\n\
+             second    0 of 100 for the domain, no limit for all domains\n\
+             tier 1    inactive: 1 hit in 1h, for 1h\n\
+             tier 2    inactive, skippable: 2 hits in 1h, for 1h\n\
+             next hit  now\n",
+            "{shown:?}"
+        );
+        assert_eq!(ask("a/b", 9), "3");
+        let shown = run(&["show", "sea/rch %", "a/b"]);
+        let lines: Vec<_> = shown.stdout.lines().collect();
+        assert!(lines[4].starts_with("tier 1    active for 59m 5"), "{shown:?}");
+        assert!(lines[5].ends_with(", skippable: 2 of 2 hits in 1h"), "{shown:?}");
+        assert!(lines[6].starts_with("next hit  in 59m 5"), "{shown:?}");
+        // Looking has made no domain.
+        let json = |args: &[&str]| -> Value {
+            let out = run(&[args, &["--output", "json"]].concat());
+            serde_json::from_str(&out.stdout).unwrap_or_else(|_| panic!("{out:?}"))
+        };
+        assert_eq!((ask("c", 1), ask("d", 1)), ("1".into(), "0".into()));
+        let too_many = json(&["show", "sea/rch %", "d"]);
+        assert_eq!(too_many["now"]["too_many_domains"], true);
+        let text = run(&["show", "sea/rch %", "d"]).stdout;
+        assert!(text.contains(", as there are max_domains already\n"), "{text}");
+        let own = json(&["show", "sea/rch %", "own \"d\""]);
+        let never = (&own["limits"]["of_the_domain"], &own["now"]["next_hit_in_millis"]);
+        assert_eq!(never, (&json!(true), &Value::Null));
+
+        let reset = run(&["reset", "sea/rch %", "a/b"]);
+        let expected =
+            "the hits are forgotten\nbefore    tier 2 was the current one; next hit in 59m";
+        assert!(reset.stdout.starts_with(expected), "{reset:?}");
+        let after = json(&["show", "sea/rch %", "a/b"]);
+        assert_eq!((&after["now"]["tier_index"], ask("a/b", 9)), (&json!(0), "3".into()));
+        let unknown = run(&["show", "none", "a"]);
+        assert_eq!((unknown.code, unknown.stdout.as_str()), (1, ""));
+        assert!(unknown.stderr.contains("no throttle is configured for this resource"));
+    }
+}
+
+#[test]
+fn who_may_ask_for_hits_may_look_and_administrators_forget() {
+    let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
+    let node = callers.node(&limits);
+    let ask = |token, method, path: &str| http_with_token(&node, token, method, path, "").status;
+    let path = "/v1/hits/search/acme";
+    for (token, [look, forget]) in [
+        (None, [401, 401]),
+        (Some(&*callers.shop), [403, 403]),
+        (Some(&*callers.watcher), [200, 403]),
+        (Some(&*callers.admin), [200, 200]),
+    ] {
+        assert_eq!((ask(token, "GET", path), ask(token, "DELETE", path)), (look, forget));
+    }
+    let admin = Some(&*callers.admin);
+    for (method, path, status) in [
+        ("GET", "/v1/hits/search", 400),
+        ("GET", "/v1/hits/search/", 400),
+        ("GET", "/v1/hits//acme", 400),
+        ("GET", "/v1/hits/search/%FF", 400),
+        ("GET", "/v1/hits/none/acme", 404),
+        ("DELETE", "/v1/hits/none/acme", 404),
+        ("PUT", "/v1/hits/search/acme", 405),
+    ] {
+        assert_eq!(ask(admin, method, path), status, "{method} {path}");
+    }
+    let mut logged = Vec::new();
+    eventually("the change is in the log", Duration::from_secs(5), || {
+        logged.extend(node.logged());
+        logged.iter().any(|event| {
+            event["path"] == path
+                && event["change"] == "the hits of a domain were forgotten: no tier was active"
+        })
+    });
 }

@@ -71,6 +71,28 @@ impl Slots {
 }
 
 impl Log {
+    /// Decodes the bytes of a log in an encoded history.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        const HEAD: usize = 14;
+        const SUMS: usize = SLOTS as usize + 1;
+        let number = |bytes: &[u8; 7]| {
+            let mut number = [0; 8];
+            number[..7].copy_from_slice(bytes);
+            i64::from_le_bytes(number)
+        };
+        if bytes.len() != HEAD + 4 * SUMS {
+            let (times, rest) = bytes.as_chunks::<7>();
+            let is_log = rest.is_empty() && times.len() <= EXACT;
+            return is_log.then(|| Self::Times(times.iter().map(number).collect()));
+        }
+        let (head, sums) = bytes.split_at(HEAD);
+        let ([window_us, last], _) = head.as_chunks::<7>() else { return None };
+        let (sums, _) = sums.as_chunks::<4>();
+        let sums = array::from_fn(|index| u32::from_le_bytes(sums[index]));
+        let window_us = Some(number(window_us)).filter(|us| *us > 0)?;
+        Some(Self::Slots(Slots { window_us, last: number(last), sums: Box::new(sums) }))
+    }
+
     /// The hits in the window that ends at `now`.
     pub(super) fn hits(&self, tier: &Tier, entered: Micros, now: Micros) -> u64 {
         match self {

@@ -20,6 +20,35 @@ fn ask(history: &mut History, tiers: &[Tier], now: i64, copies: u64, min_copies:
     history.request(None, &limits, Micros(now), copies, min_copies)
 }
 
+#[test]
+fn what_a_domain_stands_at() {
+    let tiers = [tier(2, 10, 30, 0), tier(3, 5, 5, 20)];
+    let limits = HitLimits { hard: Some(4), global: Some(9), tiers: &tiers, known_only: false };
+    let (mut history, mut all) = (History::default(), History::default());
+    let stands = |history: &History, all: &History, s: i64| {
+        let standing = history.clone().standing(Some(all.clone()), &limits, Micros(s * S));
+        let tiers = standing
+            .tiers
+            .iter()
+            .map(|tier| (tier.state, tier.ends_us.map(|us| us / S), tier.hits));
+        let seconds = (standing.domain_hits, standing.all_hits);
+        (standing.tier, tiers.collect::<Vec<_>>(), seconds, standing.next_hit_us)
+    };
+    use TierState::{Active, Cooling, Inactive};
+    let idle = (Inactive, None, 0);
+    assert_eq!(stands(&history, &all, 100), (0, vec![idle, idle], (Some(0), Some(0)), Some(0)));
+    history.request(Some(&mut all), &limits, Micros(100 * S), 4, 4);
+    let burst = vec![(Active, Some(30), 2), (Active, Some(5), 2)];
+    // The limit of hits in a second leaves no room.
+    assert_eq!(stands(&history, &all, 100), (2, burst, (Some(4), Some(4)), Some(S + 1)));
+    let later = vec![(Active, Some(28), 2), (Active, Some(3), 2)];
+    assert_eq!(stands(&history, &all, 102), (2, later, (Some(0), Some(0)), Some(0)));
+    // The second tier cools down, and the first one is full until its hits expire.
+    let over = vec![(Active, Some(24), 2), (Cooling, Some(19), 0)];
+    assert_eq!(stands(&history, &all, 106), (1, over, (Some(0), Some(0)), Some(4 * S + 1)));
+    assert_eq!(stands(&history, &all, 130).1, vec![idle, idle]);
+}
+
 /// The paper's rules, one hit at a time, with the time of each hit.
 #[derive(Clone, Default)]
 struct Exact {

@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 
 use super::expiring::Expiring;
 use super::{CLEAR_LIMIT, MemoryStore, SHARDS, SWEEP_LIMIT};
-use crate::domain::throttle::{Decision, History, Tier};
+use crate::domain::throttle::{Decision, History, Standing, Tier};
 use crate::domain::time::Micros;
 use crate::store::StoreError;
 use crate::store::lock::lock;
@@ -39,6 +39,15 @@ struct KeyRef<'a> {
     domain: &'a str,
     /// Whether the hits of all domains are limited, too. Such histories are apart, as in Redis.
     together: bool,
+}
+
+impl<'a> KeyRef<'a> {
+    /// The key of the domain's hits, and that of the hits of all domains if these are limited.
+    fn of(request: &HitRequest<'a>) -> (Self, Option<Self>) {
+        let together = request.limits.global.is_some();
+        let all = Self { resource: request.resource, domain: "", together };
+        (Self { domain: request.domain, ..all }, together.then_some(all))
+    }
 }
 
 impl<'a> From<&'a Key> for KeyRef<'a> {
@@ -71,16 +80,31 @@ impl Default for Histories {
 
 impl Histories {
     fn request(&self, request: &HitRequest<'_>, now: Micros) -> Decision {
-        let together = request.limits.global.is_some();
-        let all = KeyRef { resource: request.resource, domain: "", together };
-        let key = KeyRef { domain: request.domain, ..all };
-        let all = together.then_some(all);
-        // All domains of a resource are in one shard if their hits are limited together. The map within the
-        // shard uses the lowest and the highest bits of the hash.
-        let shard = (self.hasher.hash_one(all.unwrap_or(key)) >> 48) as usize % SHARDS;
-        let mut shard = lock(&self.shards[shard]);
+        let (key, all) = KeyRef::of(request);
+        let mut shard = lock(self.shard(key, all));
         shard.0.remove_expired(now, CLEAR_LIMIT);
         shard.request(key, all, request, now)
+    }
+
+    /// What the domain of a request stands at; forgets its hits if `forget`.
+    fn look(&self, request: &HitRequest<'_>, now: Micros, forget: bool) -> Standing {
+        let (key, all) = KeyRef::of(request);
+        let mut shard = lock(self.shard(key, all));
+        let history = shard.copy(key, now);
+        let all = all.map(|key| shard.copy(key, now));
+        if forget && let Some(kept) = shard.0.get_mut(&key) {
+            // It is removed like any that has expired.
+            (kept.value, kept.expires_ms) = (History::default(), i64::MIN);
+        }
+        drop(shard);
+        history.standing(all, &request.limits, now)
+    }
+
+    /// The shard of a history. All domains of a resource are in one shard if their hits are limited together.
+    fn shard(&self, key: KeyRef<'_>, all: Option<KeyRef<'_>>) -> &Mutex<Shard> {
+        // The map within the shard uses the lowest and the highest bits of the hash.
+        let shard = (self.hasher.hash_one(all.unwrap_or(key)) >> 48) as usize % SHARDS;
+        &self.shards[shard]
     }
 
     /// Removes what has expired, in slices.
@@ -126,6 +150,12 @@ impl Shard {
         decision
     }
 
+    /// A history, as it is.
+    fn copy(&mut self, key: KeyRef<'_>, now: Micros) -> History {
+        let kept = self.0.get_mut(&key).filter(|kept| kept.expires_ms >= now.as_millis());
+        kept.map(|kept| kept.value.clone()).unwrap_or_default()
+    }
+
     /// Takes a history out of the map; its entry stays.
     fn take(&mut self, key: KeyRef<'_>, now: Micros) -> History {
         match self.0.get_mut(&key) {
@@ -160,5 +190,13 @@ impl MemoryStore {
 impl ThrottleStore for MemoryStore {
     async fn request_hits(&self, request: &HitRequest<'_>) -> Result<Decision, StoreError> {
         Ok(self.0.histories.request(request, self.now()))
+    }
+
+    async fn look_at_hits(&self, request: &HitRequest<'_>) -> Result<Standing, StoreError> {
+        Ok(self.0.histories.look(request, self.now(), false))
+    }
+
+    async fn forget_hits(&self, request: &HitRequest<'_>) -> Result<Standing, StoreError> {
+        Ok(self.0.histories.look(request, self.now(), true))
     }
 }

@@ -85,11 +85,17 @@ impl Inner {
     /// The state in the reply of a look, and the time of the look. A value that is no state counts as
     /// absent, as in `lua/allow.lua`.
     fn state(&self, reply: &Value) -> Option<(Option<State>, Micros)> {
+        let (bytes, now) = self.looked_at(reply)?;
+        let bytes = <&[u8; STATE_BYTES]>::try_from(bytes).ok();
+        Some((bytes.map(|bytes| State::decode(bytes, now)), now))
+    }
+
+    /// The value in the reply of a look, empty if there is none, and the time of the look.
+    pub(super) fn looked_at<'r>(&self, reply: &'r Value) -> Option<(&'r [u8], Micros)> {
         let (bytes, expires_ms, server_now) = script::read_look_reply(reply)?;
         let now = self.clock.as_ref().map_or(server_now, ManualClock::now);
         let has_expired = self.clock.is_some() && expires_ms >= 0 && now.as_millis() > expires_ms;
-        let bytes = <&[u8; STATE_BYTES]>::try_from(bytes).ok().filter(|_| !has_expired);
-        Some((bytes.map(|bytes| State::decode(bytes, now)), now))
+        Some((if has_expired { &[] } else { bytes }, now))
     }
 
     /// The places in the register of the bucket's namespace, of which there are `most`.

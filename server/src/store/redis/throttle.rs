@@ -1,11 +1,12 @@
-//! Requests for hits in Redis: the calls of `lua/throttle.lua`.
+//! Requests for hits in Redis: the calls of `lua/throttle.lua`; and looks at hits.
 
 use redis::{Cmd, Value};
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::wire::script::Scripted;
-use super::{RedisStore, keys};
-use crate::domain::throttle::{Decision, HitLimits};
+use super::wire::script::{self, Scripted};
+use super::{RedisStore, Target, keys};
+use crate::domain::throttle::{Decision, History, HitLimits, Standing};
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::Corrupt;
 use crate::store::StoreError;
@@ -28,9 +29,42 @@ impl ThrottleStore for RedisStore {
         self.metrics().corrupt(Corrupt::History, corrupt);
         Ok(decision)
     }
+
+    async fn look_at_hits(&self, request: &HitRequest<'_>) -> Result<Standing, StoreError> {
+        self.standing(request, script::look).await
+    }
+
+    async fn forget_hits(&self, request: &HitRequest<'_>) -> Result<Standing, StoreError> {
+        self.standing(request, script::fill).await
+    }
 }
 
 impl RedisStore {
+    /// What a domain stands at, before the command that `cmd` makes from the key of its hits. A value that
+    /// is no history counts as absent, as in the script.
+    async fn standing(
+        &self,
+        request: &HitRequest<'_>,
+        cmd: fn(&[u8]) -> Cmd,
+    ) -> Result<Standing, StoreError> {
+        let keys = Keys::of(request);
+        let slot = self.0.router.routes(&self.0.connector).slot(&keys.history);
+        let slots = [slot, slot];
+        let slots = if keys.all.is_some() { &slots[..] } else { &slots[..1] };
+        let owner = self.owner_of_hits(request);
+        let make = |at: usize, _: Target<'_>| match &keys.all {
+            Some(all) if at > 0 => script::look(all),
+            _ => cmd(&keys.history),
+        };
+        let replies = self.0.values_of(|_| owner, slots, Some(Scripted::Look), make).await;
+        let replies: SmallVec<[Value; 2]> = replies.into_iter().collect::<Result<_, _>>()?;
+        let looked_at = |reply| self.0.looked_at(reply).ok_or(StoreError::Refused);
+        let (value, now) = looked_at(replies.first().ok_or(StoreError::Refused)?)?;
+        let all = replies.get(1).map(looked_at).transpose()?.map(|(value, _)| value);
+        let history = |value| History::decode(value).unwrap_or_default();
+        Ok(history(value).standing(all.map(history), &request.limits, now))
+    }
+
     /// The owner in the queues: a caller within the template, or the domain of an unnamed caller. All new
     /// domains of a template count as one owner.
     fn owner_of_hits(&self, request: &HitRequest<'_>) -> Owner {
