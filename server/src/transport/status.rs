@@ -132,6 +132,8 @@ async fn status<S: LeaseStore>(
             "namespaces": snapshot.limits.namespaces.len(),
             "buckets": snapshot.limits.bucket_count,
             "templates": snapshot.limits.resources.len(),
+            "throttles": snapshot.limits.throttles.len(),
+            "holds": snapshot.limits.holds.len(),
         },
         "kill_switch": leases.state().kill_switch().current().map(|on| kill_switch_json(&on)),
         "now_s": now.as_secs(),
