@@ -12,6 +12,7 @@ use tollgate_loadtest::commands::bench::{self, args::BenchArgs};
 use tollgate_loadtest::commands::capacity::{self, args::CapacityArgs};
 use tollgate_loadtest::commands::floor::{self, FloorArgs};
 use tollgate_loadtest::commands::scenario::{self, ScenarioArgs};
+use tollgate_loadtest::commands::throttle::{self, args::ThrottleArgs};
 use tollgate_loadtest::error::RunError;
 
 #[global_allocator]
@@ -28,6 +29,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Allow(Box<AllowArgs>),
+    Throttle(Box<ThrottleArgs>),
     Capacity(Box<CapacityArgs>),
     Floor(FloorArgs),
     Bench(BenchArgs),
@@ -37,8 +39,12 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Allow(args) => match allow::run(&args) {
-            Ok(report) => print(&report, args.json, report.verdict.exit_code()),
+            Ok(report) => print(&report, args.load.json, report.verdict.exit_code()),
             Err(error) => fail("allow", error),
+        },
+        Command::Throttle(args) => match throttle::run(&args) {
+            Ok(report) => print(&report, args.load.json, report.verdict.exit_code()),
+            Err(error) => fail("throttle", error),
         },
         Command::Capacity(args) => match capacity::run(&args) {
             Ok(report) => print(&report, args.json, report.verdict.exit_code()),

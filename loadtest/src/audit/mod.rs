@@ -1,10 +1,14 @@
-//! Ledger of the tokens that each bucket granted, and its audit against the limits.
+//! Ledger of the tokens that each bucket granted, and its audit against the limits; [`hits`] is the
+//! same for hits of domains.
 //!
 //! Within a span T a bucket may grant at most `size + fill_rate * T` plus its debt limit. T runs
 //! from just before the first request to just after the last answer. Every grant lies within T, so
 //! the audit never reports a correct server.
 
+pub mod hits;
+
 mod allowance;
+mod comparison;
 mod ledger;
 
 use std::time::Duration;
@@ -15,9 +19,7 @@ pub use allowance::{LimitSource, load_limits};
 pub use ledger::Ledger;
 
 use allowance::Allowance;
-
-/// Violating buckets listed in a report.
-const REPORTED_VIOLATIONS: usize = 10;
+use comparison::{Comparison, Entry};
 
 /// Audited grants of one bucket.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -30,6 +32,14 @@ pub struct LedgerEntry {
     pub bound_tokens: Option<f64>,
     /// Granted ÷ bound; `None` without a bound.
     pub granted_to_bound: Option<f64>,
+}
+
+impl From<Entry> for LedgerEntry {
+    fn from(entry: Entry) -> Self {
+        let granted_to_bound = entry.granted_to_bound();
+        let Entry { name, granted, bound, .. } = entry;
+        Self { bucket: name.into(), granted_tokens: granted, bound_tokens: bound, granted_to_bound }
+    }
 }
 
 /// Whether a hot bucket delivered the tokens that it accrued.
@@ -104,7 +114,7 @@ pub fn audit(
         buckets: ledger.granted.len() as u64,
         granted_tokens: ledger.granted.values().sum(),
         degraded_grants: ledger.degraded_grants,
-        degraded_tokens: ledger.degraded_tokens,
+        degraded_tokens: ledger.degraded_amount,
         violations: 0,
         violated: Vec::new(),
         most_loaded: None,
@@ -112,65 +122,18 @@ pub fn audit(
     };
     let Some(source) = source else { return audit };
 
-    let mut comparison = Comparison::default();
-    for (bucket, &granted_tokens) in &ledger.granted {
-        comparison.add(bucket, granted_tokens, source.allowance(bucket), span);
-    }
-    let Comparison { violations, mut violated, most_loaded } = comparison;
-    keep_worst(&mut violated);
+    let Comparison { violations, violated, most_loaded } = Comparison::new(ledger, |bucket| {
+        source.allowance(bucket).map(|allowance| allowance.bound_tokens(span))
+    });
     audit.violations = violations;
-    audit.violated = violated.into_iter().map(|(_, entry)| entry).collect();
+    audit.violated = violated.into_iter().map(LedgerEntry::from).collect();
     audit.saturation = expectation.map(|expectation| {
-        expectation.compare(most_loaded.as_ref().and_then(|(_, entry, allowance)| {
-            allowance.map(|allowance| (entry.granted_tokens, allowance))
+        expectation.compare(most_loaded.as_ref().and_then(|entry| {
+            source.allowance(&entry.name).map(|allowance| (entry.granted, allowance))
         }))
     });
-    audit.most_loaded = most_loaded.map(|(_, entry, _)| entry);
+    audit.most_loaded = most_loaded.map(LedgerEntry::from);
     audit
-}
-
-/// The buckets compared so far. Each listed one has the granted share of its bound.
-#[derive(Default)]
-struct Comparison {
-    violations: u64,
-    /// Some of the violating buckets, the worst among them.
-    violated: Vec<(f64, LedgerEntry)>,
-    most_loaded: Option<(f64, LedgerEntry, Option<Allowance>)>,
-}
-
-impl Comparison {
-    fn add(
-        &mut self,
-        bucket: &str,
-        granted_tokens: u64,
-        allowance: Option<Allowance>,
-        span: Duration,
-    ) {
-        let bound_tokens = allowance.map(|allowance| allowance.bound_tokens(span));
-        // A bucket that does not exist may grant nothing.
-        let ratio = bound_tokens.map_or(f64::INFINITY, |bound| granted_tokens as f64 / bound);
-        let leads = self.most_loaded.as_ref().is_none_or(|(most, ..)| ratio > *most);
-        if !leads && ratio <= 1.0 {
-            return;
-        }
-        let entry = LedgerEntry {
-            bucket: bucket.to_owned(),
-            granted_tokens,
-            bound_tokens,
-            granted_to_bound: bound_tokens.map(|_| ratio),
-        };
-        if ratio > 1.0 {
-            self.violations += 1;
-            self.violated.push((ratio, entry.clone()));
-            // Truncated at intervals to bound memory if most buckets violate.
-            if self.violated.len() >= 1000 {
-                keep_worst(&mut self.violated);
-            }
-        }
-        if leads {
-            self.most_loaded = Some((ratio, entry, allowance));
-        }
-    }
 }
 
 impl Expectation {
@@ -183,13 +146,6 @@ impl Expectation {
         let met = saturated && delivered >= share;
         Saturation { expected: share, delivered, saturated, met }
     }
-}
-
-fn keep_worst(violated: &mut Vec<(f64, LedgerEntry)>) {
-    violated.sort_by(|(a, entry_a), (b, entry_b)| {
-        b.total_cmp(a).then_with(|| entry_a.bucket.cmp(&entry_b.bucket))
-    });
-    violated.truncate(REPORTED_VIOLATIONS);
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use tollgate_server::config::model::{Bucket, FailurePolicy, Limits, Namespace, U
 use tollgate_server::domain::bucket::BucketLimit;
 
 use super::*;
+use crate::load::protocol::Key;
 
 const SPAN: Duration = Duration::from_secs(2);
 
@@ -103,12 +104,13 @@ fn names_that_share_a_default_bucket_are_booked_together() {
 fn numbers_become_names_and_add_up() {
     let mut ledger = ledger_of(&[("n:b1", 5)]);
     let mut other = Ledger::default();
+    let key = |number, of| Key { number, of };
     assert!(
-        other.grant_by_number(1, 3, 7)
-            && other.grant_by_number(2, 3, 8)
-            && other.grant_by_number(2, 3, 1)
+        other.grant_by_number(key(1, 3), 7)
+            && other.grant_by_number(key(2, 3), 8)
+            && other.grant_by_number(key(2, 3), 1)
     );
-    assert!(!other.grant_by_number(1, u64::MAX, 1), "too many for numbers");
+    assert!(!other.grant_by_number(key(1, u64::MAX), 1), "too many for numbers");
     ledger.merge(other.clone());
     ledger.merge(other);
     ledger.resolve_names(|key| format!("n:b{key}"));

@@ -1,5 +1,5 @@
-//! Selects the bucket of each request: one hot bucket, or many under a uniform or Zipf
-//! distribution. A draw takes constant time in the number of buckets.
+//! Selects the bucket or the domain of each request: one that is hot, or many under a uniform or Zipf
+//! distribution. A draw takes constant time in their number.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,16 +11,16 @@ use rand_distr::{Distribution as _, Zipf};
 /// Most keys: Zipf samples are `f64`, which represents integers exactly only up to 2^53.
 const MAX_KEYS: u64 = 1 << 53;
 
-/// Distribution of requests over buckets.
+/// Distribution of requests over keys: buckets or domains.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pattern {
-    /// Every request uses the same bucket.
+    /// Every request uses the same key.
     Hot,
-    /// All of this many buckets are equally likely.
+    /// All of this many keys are equally likely.
     Uniform(u64),
-    /// Zipf's law: the bucket of rank r is drawn with probability proportional to `1 / r^exponent`.
+    /// Zipf's law: the key of rank r is drawn with probability proportional to `1 / r^exponent`.
     Zipf {
-        /// Number of buckets.
+        /// Number of keys.
         keys: u64,
         /// Skew: 0 is uniform, 1 the classic law.
         exponent: f64,
@@ -68,7 +68,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Names of the buckets of a pattern.
+/// Names of the keys of a pattern.
 #[derive(Clone, Debug)]
 pub struct Keys {
     pattern: Pattern,
@@ -77,11 +77,11 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// A hot bucket is named `bucket`; several are named `prefix` and their number, padded with
+    /// A hot key is named `hot`; several are named `prefix` and their number, padded with
     /// zeros to equal length. Under Zipf, number 0 is the most frequent.
-    pub fn new(pattern: Pattern, bucket: &str, prefix: &str) -> Self {
+    pub fn new(pattern: Pattern, hot: &str, prefix: &str) -> Self {
         let (stem, last) = match pattern {
-            Pattern::Hot => (bucket, 0),
+            Pattern::Hot => (hot, 0),
             Pattern::Uniform(keys) | Pattern::Zipf { keys, .. } => (prefix, keys - 1),
         };
         Self { pattern, stem: stem.to_owned(), digits: last.to_string().len() }

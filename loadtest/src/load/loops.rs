@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{self, JoinSet};
-use tollgate_proto::quotaservice::AllowRequest;
-use tollgate_proto::quotaservice::allow_response::Status;
 
 use crate::load::driver::{Caller, Failure};
 use crate::load::keys::{Draw, Keys};
 use crate::load::pace::{Pacer, Schedule};
+use crate::load::protocol::{Key, Protocol};
 use crate::load::tally::{LiveCounts, Tally, Window};
 
 /// Pause of a caller after a failure, so that a dead target does not cause a busy loop.
@@ -26,37 +25,11 @@ const LATE_WAKE_GRACE: Duration = Duration::from_millis(100);
 /// Overdue requests sent before the loop yields, so that answers are processed.
 const SENDS_PER_YIELD: u32 = 16;
 
-/// What every request asks for.
-#[derive(Clone, Debug)]
-pub struct RequestSpec {
-    /// Namespace.
-    pub namespace: String,
-    /// Bucket names.
-    pub keys: Keys,
-    /// Tokens per request.
-    pub tokens: i64,
-    /// Longest accepted wait, in ms; `None` leaves it to the bucket.
-    pub max_wait_ms: Option<i64>,
-}
-
-impl RequestSpec {
-    /// The request without its bucket name.
-    fn request(&self) -> AllowRequest {
-        AllowRequest {
-            namespace: self.namespace.clone(),
-            bucket_name: String::new(),
-            tokens_requested: self.tokens,
-            max_wait_millis_override: self.max_wait_ms.unwrap_or(0),
-            max_wait_time_override: self.max_wait_ms.is_some(),
-        }
-    }
-}
-
 /// A caller with its reusable request.
 #[derive(Debug)]
-pub struct Requester {
-    caller: Caller,
-    request: AllowRequest,
+pub struct Requester<P: Protocol> {
+    caller: Caller<P>,
+    request: P::Request,
 }
 
 /// Time of an answer, and either the wait in ms (until use of a grant, or until the retry of a
@@ -65,58 +38,55 @@ type Completion = (Instant, Result<i64, Failure>);
 
 /// Counters and configuration of one thread, shared by its tasks.
 #[derive(Debug)]
-pub struct Worker {
-    spec: Arc<RequestSpec>,
+pub struct Worker<P: Protocol> {
+    protocol: Arc<P>,
     window: Window,
     live: Arc<LiveCounts>,
-    tally: RefCell<Tally>,
+    tally: RefCell<Tally<P>>,
 }
 
-impl Worker {
+impl<P: Protocol> Worker<P> {
     /// Counts into `tally`, and into `live` for the progress line.
-    pub fn new(
-        spec: Arc<RequestSpec>,
-        window: Window,
-        live: Arc<LiveCounts>,
-        tally: Tally,
-    ) -> Self {
-        Self { spec, window, live, tally: RefCell::new(tally) }
+    pub fn new(protocol: Arc<P>, window: Window, live: Arc<LiveCounts>, tally: Tally<P>) -> Self {
+        Self { protocol, window, live, tally: RefCell::new(tally) }
     }
 
-    /// Bucket names.
+    /// Names of buckets or domains.
     pub fn keys(&self) -> &Keys {
-        &self.spec.keys
+        self.protocol.keys()
     }
 
     /// The final counts, after all tasks have ended.
-    pub fn into_tally(self) -> Tally {
+    pub fn into_tally(self) -> Tally<P> {
         self.tally.into_inner()
     }
 
     /// A requester on the connection of `caller`.
-    pub fn requester(&self, caller: &Caller) -> Requester {
-        Requester { caller: caller.sibling(), request: self.spec.request() }
+    pub fn requester(&self, caller: &Caller<P>) -> Requester<P> {
+        Requester { caller: caller.sibling(), request: self.protocol.request() }
     }
 
     /// Sends one request, which was due at `due`, and counts its outcome.
     async fn send_request(
         &self,
-        requester: &mut Requester,
+        requester: &mut Requester<P>,
         due: Instant,
         sent: Instant,
         key: u64,
     ) -> Completion {
-        let (keys, Requester { caller, request }) = (&self.spec.keys, requester);
+        let (keys, Requester { caller, request }) = (self.protocol.keys(), requester);
         self.tally.borrow_mut().sent(due, sent);
-        keys.write(key, &mut request.bucket_name);
-        let answer = caller.allow(request, sent).await;
+        keys.write(key, P::name(request));
+        let answer = caller.ask(request, sent).await;
         let ended = Instant::now();
         let mut tally = self.tally.borrow_mut();
         let wait = match answer {
             Ok(answer) => {
-                self.live.decided(answer.status == Status::Ok as i32);
-                tally.decided(due, ended, answer, request, (key, keys.count()));
-                Ok(answer.wait_millis.max(answer.retry_after_millis))
+                let outcome = P::outcome(request, answer);
+                self.live.decided(outcome.granted);
+                let key = Key { number: key, of: keys.count() };
+                tally.decided((due, ended), (request, answer), &outcome, key);
+                Ok(outcome.wait_ms)
             }
             Err(failure) => {
                 self.live.failed();
@@ -135,9 +105,9 @@ impl Worker {
 
 /// Sends one request after another until the window ends. With `honour_wait` it also sleeps for the
 /// wait of each answer.
-pub async fn closed_loop(
-    worker: Rc<Worker>,
-    mut requester: Requester,
+pub async fn closed_loop<P: Protocol>(
+    worker: Rc<Worker<P>>,
+    mut requester: Requester<P>,
     mut draw: Draw,
     honour_wait: bool,
 ) {
@@ -162,9 +132,9 @@ pub async fn closed_loop(
 /// Sends at the times of `schedule`, round-robin over `callers`, with at most `max_outstanding`
 /// requests in flight. Latency counts from the scheduled time, so a stall shows in every request
 /// that it delayed, not only in those in flight.
-pub async fn open_loop(
-    worker: Rc<Worker>,
-    callers: Vec<Caller>,
+pub async fn open_loop<P: Protocol>(
+    worker: Rc<Worker<P>>,
+    callers: Vec<Caller<P>>,
     mut draw: Draw,
     schedule: Schedule,
     pacer: Pacer,

@@ -4,20 +4,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tollgate_proto::quotaservice::allow_response::Status;
-use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
 use crate::audit::Ledger;
 use crate::load::driver::Failure;
+use crate::load::protocol::{Counts as _, Key, Outcome, Protocol};
 
 /// Largest recorded latency: one hour.
 pub(crate) const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
 
 /// Largest delay that still counts as on time.
 pub(crate) const ON_TIME_TOLERANCE: Duration = Duration::from_millis(1);
-
-/// Known statuses plus one: the last slot counts unknown ones.
-pub const STATUSES: usize = 8;
 
 /// Start, end of the warm-up, and end of a run.
 #[derive(Clone, Copy, Debug)]
@@ -56,18 +52,12 @@ pub struct Counts {
     pub decided: u64,
     /// Granted, with or without a wait.
     pub granted: u64,
-    /// Granted with a wait of at least 1 ms.
-    pub granted_after_wait: u64,
-    /// Granted past the bucket's soft limit.
-    pub soft_limited: u64,
     /// Granted only because the limit is not enforced.
     pub shadow: u64,
-    /// Tokens of all grants.
-    pub granted_tokens: u64,
+    /// Tokens or hits of all grants.
+    pub granted_amount: u64,
     /// Decisions made without the shared store.
     pub degraded: u64,
-    /// Decisions by status number.
-    pub by_status: [u64; STATUSES],
     /// Failures by gRPC code.
     pub errors: [u64; Failure::CODES],
     /// Open loop: sent more than 1 ms after the due time, for any reason.
@@ -90,42 +80,30 @@ impl Counts {
     fn merge(&mut self, other: &Self) {
         self.decided += other.decided;
         self.granted += other.granted;
-        self.granted_after_wait += other.granted_after_wait;
-        self.soft_limited += other.soft_limited;
         self.shadow += other.shadow;
-        self.granted_tokens += other.granted_tokens;
+        self.granted_amount += other.granted_amount;
         self.degraded += other.degraded;
         self.late += other.late;
         self.shed += other.shed;
-        let pairs = self.by_status.iter_mut().zip(other.by_status);
-        pairs.chain(self.errors.iter_mut().zip(other.errors)).for_each(|(sum, n)| *sum += n);
+        self.errors.iter_mut().zip(other.errors).for_each(|(sum, count)| *sum += count);
     }
 }
 
-/// Requested bucket as `namespace:bucket`.
-fn requested_bucket(request: &AllowRequest) -> String {
-    format!("{}:{}", request.namespace, request.bucket_name)
-}
-
-/// Whether `bucket` is the bucket that `request` names.
-fn is_requested_bucket(bucket: &str, request: &AllowRequest) -> bool {
-    let rest = bucket.strip_prefix(&request.namespace).and_then(|rest| rest.strip_prefix(':'));
-    rest == Some(&request.bucket_name)
-}
-
 /// All counters of one thread.
-#[derive(Clone, Debug)]
-pub struct Tally {
+#[derive(Debug)]
+pub struct Tally<P: Protocol> {
     window: Window,
     /// Requests due in the measured time.
     pub counts: Counts,
+    /// What only the answers of this protocol have, of those requests.
+    pub own: P::Counts,
     /// Latencies in ns of requests due in the measured time.
     pub latency: Histogram<u64>,
     /// Decisions that arrived in the measured time.
     pub decided_in_time: u64,
     /// Decisions of the whole run.
     pub decided_ever: u64,
-    /// Requests of the whole run that found a bucket short of tokens.
+    /// Requests of the whole run that the limits left less than they asked for, or not at once.
     pub short_ever: u64,
     /// Open loop: largest delay between due time and sending.
     pub max_send_lag: Duration,
@@ -137,12 +115,13 @@ pub struct Tally {
     pub ledger: Ledger,
 }
 
-impl Tally {
+impl<P: Protocol> Tally<P> {
     /// Empty counters for a run over `window`.
     pub fn new(window: Window) -> Result<Self, hdrhistogram::CreationError> {
         Ok(Self {
             window,
             counts: Counts::default(),
+            own: P::Counts::default(),
             latency: Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3)?,
             decided_in_time: 0,
             decided_ever: 0,
@@ -173,30 +152,23 @@ impl Tally {
         self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
     }
 
-    /// Counts a decision that arrived at `ended`, for a request due at `due` for the key of that
-    /// number, out of so many.
+    /// Counts a decision that arrived at `ended` on a request for `key`, which was due at `due`.
     pub fn decided(
         &mut self,
-        due: Instant,
-        ended: Instant,
-        answer: &AllowResponse,
-        request: &AllowRequest,
-        key: (u64, u64),
+        (due, ended): (Instant, Instant),
+        (request, answer): (&P::Request, &P::Answer),
+        outcome: &Outcome,
+        key: Key,
     ) {
-        let granted = answer.status == Status::Ok as i32;
-        let waits = granted && answer.wait_millis > 0;
-        let tokens = if granted { u64::try_from(answer.tokens_granted).unwrap_or(0) } else { 0 };
-
+        let Outcome { granted, amount, degraded, shadow, short, .. } = *outcome;
         self.last_answer = self.last_answer.max(ended);
         self.decided_ever += 1;
-        if waits || answer.shadow || answer.status == Status::RejectedTimeout as i32 {
-            self.short_ever += 1;
-        }
-        if granted && answer.degraded {
-            self.ledger.grant_degraded(tokens);
-        } else if granted && !answer.shadow {
+        self.short_ever += u64::from(short);
+        if granted && degraded {
+            self.ledger.grant_degraded(amount);
+        } else if granted && !shadow {
             // A limit in shadow bounds nothing.
-            self.granted(&answer.bucket, request, key, tokens);
+            P::book(&mut self.ledger, request, answer, key, amount);
         }
         if ended >= self.window.measure_from && ended < self.window.end {
             self.decided_in_time += 1;
@@ -208,31 +180,10 @@ impl Tally {
         let counts = &mut self.counts;
         counts.decided += 1;
         counts.granted += u64::from(granted);
-        counts.granted_after_wait += u64::from(waits);
-        counts.soft_limited += u64::from(granted && answer.soft_limited);
-        counts.shadow += u64::from(answer.shadow);
-        counts.granted_tokens += tokens;
-        counts.degraded += u64::from(answer.degraded);
-        let status = usize::try_from(answer.status).unwrap_or(STATUSES).min(STATUSES - 1);
-        counts.by_status[status] += 1;
-    }
-
-    /// Enters tokens granted by `bucket` into the ledger. An empty name means the requested bucket.
-    fn granted(
-        &mut self,
-        bucket: &str,
-        request: &AllowRequest,
-        (key, keys): (u64, u64),
-        tokens: u64,
-    ) {
-        let by_requested_bucket = bucket.is_empty() || is_requested_bucket(bucket, request);
-        if by_requested_bucket && self.ledger.grant_by_number(key, keys, tokens) {
-            return;
-        }
-        match bucket {
-            "" => self.ledger.grant(&requested_bucket(request), tokens),
-            bucket => self.ledger.grant(bucket, tokens),
-        }
+        counts.shadow += u64::from(shadow);
+        counts.granted_amount += amount;
+        counts.degraded += u64::from(degraded);
+        P::count(&mut self.own, answer, outcome);
     }
 
     /// Counts a request without a decision. Only a timeout is recorded as a latency: other failures
@@ -268,6 +219,7 @@ impl Tally {
     /// Adds the counts of another thread.
     pub fn merge(&mut self, other: Self) {
         self.counts.merge(&other.counts);
+        self.own.merge(&other.own);
         // Cannot fail: both histograms have the same bounds.
         let _ = self.latency.add(&other.latency);
         self.decided_in_time += other.decided_in_time;

@@ -14,7 +14,7 @@ use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServ
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tollgate_server::domain::bucket::{self, BucketLimit, Change};
 use tollgate_server::domain::time::Micros;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Router, TcpIncoming};
 use tonic::{Request, Response, Status};
 
 /// Decides a request, given its number from 0.
@@ -62,21 +62,9 @@ impl Server {
         let seen = Arc::<AtomicU64>::default();
         let shut_until = OnceLock::new();
         let service = Service { decide, stall, shut_until, seen: Arc::clone(&seen) };
-        let (stop, stopped) = oneshot::channel();
-        let (bound, address) = mpsc::channel();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async {
-                let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-                bound.send(listener.local_addr().unwrap()).unwrap();
-                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-                let server = tonic::transport::Server::builder()
-                    .add_service(QuotaServiceServer::new(service))
-                    .serve_with_incoming(incoming);
-                tokio::select! { _ = server => {}, _ = stopped => {} }
-            });
-        });
-        Self { address: address.recv().unwrap(), seen, _stop: stop }
+        let (address, stop) =
+            serve(|mut server| server.add_service(QuotaServiceServer::new(service)));
+        Self { address, seen, _stop: stop }
     }
 
     pub(crate) fn address(&self) -> String {
@@ -92,6 +80,25 @@ impl Server {
     pub(crate) fn load(&self, args: &str) -> Run {
         run(&format!("allow --target {} {args}", self.address))
     }
+}
+
+/// Serves what `services` adds on a thread of its own, until the sender is dropped.
+pub(crate) fn serve(
+    services: impl FnOnce(tonic::transport::Server) -> Router + Send + 'static,
+) -> (SocketAddr, oneshot::Sender<()>) {
+    let (stop, stopped) = oneshot::channel();
+    let (bound, address) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            bound.send(listener.local_addr().unwrap()).unwrap();
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            let router = services(tonic::transport::Server::builder());
+            tokio::select! { _ = router.serve_with_incoming(incoming) => {}, _ = stopped => {} }
+        });
+    });
+    (address.recv().unwrap(), stop)
 }
 
 /// What became of one run of the binary.

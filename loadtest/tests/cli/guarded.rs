@@ -1,18 +1,13 @@
 //! Against a real node that speaks TLS and wants to know who asks.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::mpsc as threads;
 
-use clap::{Args as _, Command, FromArgMatches as _};
 use tempfile::TempDir;
-use tokio::sync::{mpsc, oneshot};
 use tollgate_server::access::Token;
-use tollgate_server::app::{self, Listeners};
-use tollgate_server::settings::Settings;
 
 use crate::common::run;
+use crate::node::Node;
 
 const LIMITS: &str = "
 namespaces: { shop: { buckets: { b: { size: 1000, fill_rate: 1000 } } } }
@@ -23,8 +18,7 @@ resources:
 /// A node with a certificate that signs itself, and an access file that knows one token.
 struct Guarded {
     dir: TempDir,
-    grpc: SocketAddr,
-    _stop: oneshot::Sender<()>,
+    node: Node,
 }
 
 impl Guarded {
@@ -55,38 +49,15 @@ impl Guarded {
             fs::write(dir.path().join(name), text).unwrap();
         }
         let file = |name: &str| dir.path().join(name).into_os_string();
-        let mut line = vec!["node".into(), "--store".into(), "memory:".into()];
-        for (flag, value) in [
+        let mut options = vec![
             ("--limits", file("limits")),
             ("--access", file("access")),
             ("--tls-cert-file", file("cert")),
             ("--tls-key-file", file("key")),
-            ("--grpc-listen", "127.0.0.1:0".into()),
-            ("--http-listen", "127.0.0.1:0".into()),
-            ("--threads", "1".into()),
-        ] {
-            line.extend([flag.into(), value]);
-        }
-        for (flag, name) in more {
-            line.extend([flag.into(), file(name)]);
-        }
-        let matches = Settings::augment_args(Command::new("node")).get_matches_from(line);
-        let settings = Settings::from_arg_matches(&matches).unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let (bound, address) = threads::channel();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async {
-                let listeners = Listeners::bind(&settings).await.unwrap();
-                bound.send(listeners.grpc.local_addr().unwrap()).unwrap();
-                let (_reload, reloads) = mpsc::channel(1);
-                let shutdown = async {
-                    let _ = stopped.await;
-                };
-                app::run(settings, listeners, shutdown, reloads).await.unwrap();
-            });
-        });
-        Self { dir, grpc: address.recv().unwrap(), _stop: stop }
+        ];
+        options.extend(more.iter().map(|(flag, name)| (*flag, file(name))));
+        let node = Node::start(options);
+        Self { dir, node }
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -103,7 +74,7 @@ fn who_has_token_and_certificate_gets_in() {
         "allow --namespace shop --bucket b --connections 1 --in-flight 2",
         "capacity --clients 5 --connections 1 --refresh-every 50ms",
     ] {
-        let target = format!("{load} --target {} --json", node.grpc);
+        let target = format!("{load} --target {} --json", node.node.grpc);
         let short = "--warmup 0s --duration 300ms";
         let run = |more: &str| run(&format!("{target} {short} {more}"));
         let done = run(&format!("{ca} {token}"));
@@ -132,8 +103,9 @@ fn who_shows_a_certificate_gets_in_where_clients_must() {
         "capacity --clients 5 --connections 1 --refresh-every 50ms",
     ] {
         let short = "--json --warmup 0s --duration 300ms";
-        let run =
-            |more: &str| run(&format!("{load} --target {} {short} {secure} {more}", node.grpc));
+        let run = |more: &str| {
+            run(&format!("{load} --target {} {short} {secure} {more}", node.node.grpc))
+        };
         let done = run(&own);
         assert_eq!(done.code, 0, "{done:?}");
         let report = done.json();

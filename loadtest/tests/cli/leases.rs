@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,10 +12,9 @@ use tollgate_proto::doorman::{
     GetServerCapacityRequest, GetServerCapacityResponse, Lease, ReleaseCapacityRequest,
     ReleaseCapacityResponse, ResourceRequest, ResourceResponse,
 };
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-use crate::common::{Run, run};
+use crate::common::{Run, run, serve};
 
 /// Decides on one resource of a request, given what its other holders have together.
 pub(crate) type Share =
@@ -88,21 +86,8 @@ impl Server {
     pub(crate) fn start(share: Share) -> Self {
         let held = Held::default();
         let service = Service { share, held: Arc::clone(&held) };
-        let (stop, stopped) = oneshot::channel();
-        let (bound, address) = mpsc::channel();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async {
-                let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-                bound.send(listener.local_addr().unwrap()).unwrap();
-                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-                let server = tonic::transport::Server::builder()
-                    .add_service(CapacityServer::new(service))
-                    .serve_with_incoming(incoming);
-                tokio::select! { _ = server => {}, _ = stopped => {} }
-            });
-        });
-        Self { address: address.recv().unwrap(), held, _stop: stop }
+        let (address, stop) = serve(|mut server| server.add_service(CapacityServer::new(service)));
+        Self { address, held, _stop: stop }
     }
 
     /// How many leases are held.

@@ -9,6 +9,8 @@ mod common;
 mod floor;
 mod guarded;
 mod leases;
+mod node;
 mod open_loop;
 mod scenario;
+mod throttle;
 mod usage;

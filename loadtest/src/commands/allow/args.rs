@@ -4,16 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tollgate_server::client::Address;
 use tollgate_server::domain::bucket::BucketLimit;
 use tollgate_server::service::limits::LoadError;
 
-use crate::args::{CredentialArgs, MAX_RUN, count, positive};
+use crate::args::positive;
 use crate::audit::{LimitSource, load_limits};
 use crate::error::RunError;
-use crate::load::keys::{Keys, Pattern};
-use crate::load::loops::RequestSpec;
-use crate::load::pace::Arrivals;
+use crate::load::args::{LoadArgs, Names};
+use crate::load::keys::Pattern;
+use crate::load::protocol::Allow;
 
 /// Drives Allow requests, measures them, and checks that no bucket granted too much.
 ///
@@ -25,53 +24,12 @@ use crate::load::pace::Arrivals;
 /// granted more than its limits allow or --expect-saturation isn't met.
 #[derive(Args, Clone, Debug)]
 pub struct AllowArgs {
-    /// The node or load balancer to send to: HOST:PORT, http://HOST:PORT, or https://HOST:PORT with
-    /// --ca-file. Repeat the option to spread the connections over several targets.
-    #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
-    pub target: Vec<Address>,
-    /// TLS and authentication.
+    /// The load.
     #[command(flatten)]
-    pub credentials: CredentialArgs,
-    /// How long to measure, after the warm-up.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
-    pub duration: Duration,
-    /// How long to send before measuring. Left out of counts, rates and latencies; the books
-    /// count everything.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
-    pub warmup: Duration,
-    /// HTTP/2 connections.
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count())]
-    pub connections: u64,
-    /// Closed loop: callers on each connection. In flight in total: connections × this.
-    #[arg(long, value_name = "N", default_value = "32", value_parser = count(), conflicts_with = "rate")]
-    pub in_flight: u64,
-    /// Closed loop: a caller sleeps for the wait of a grant, or the retry time of a refusal,
-    /// before it asks again.
-    #[arg(long, conflicts_with = "rate")]
-    pub honour_wait: bool,
-    /// Open loop: requests a second in total.
-    #[arg(long, value_name = "R", value_parser = positive)]
-    pub rate: Option<f64>,
-    /// Open loop: how the requests follow one another.
-    #[arg(long, value_enum, default_value = "uniform", requires = "rate")]
-    pub arrivals: Arrivals,
-    /// Open loop: the most requests unanswered at once. One that is due beyond that goes out
-    /// when another is answered, late; latency counts from when it was due. If the run ends
-    /// before, it is shed.
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = count(), requires = "rate")]
-    pub max_outstanding: u64,
-    /// A request without an answer after this long fails with DEADLINE_EXCEEDED.
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
-    /// Threads that send, each with a runtime and connections of its own.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = count())]
-    pub threads: u64,
+    pub load: LoadArgs,
     /// The namespace asked for.
     #[arg(long, value_name = "NAME", default_value = "loadtest")]
     pub namespace: String,
-    /// Which buckets: hot, uniform:N, zipf:N or zipf:N:EXPONENT (1 by default).
-    #[arg(long, value_name = "PATTERN", default_value = "hot")]
-    pub keys: Pattern,
     /// The exact name of the hot bucket. [default: hot]
     #[arg(long, value_name = "NAME")]
     pub bucket: Option<String>,
@@ -85,9 +43,6 @@ pub struct AllowArgs {
     /// The longest wait that requests accept; left to the bucket by default.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub max_wait: Option<Duration>,
-    /// Seed of the keys and of Poisson arrivals: the same seed asks for the same.
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub seed: u64,
     /// The limits file that the nodes run with: every bucket is checked against it.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "fill_rate", "max_debt"])]
     pub limits: Option<PathBuf>,
@@ -105,35 +60,21 @@ pub struct AllowArgs {
     /// at the start.
     #[arg(long, value_name = "SHARE", value_parser = positive)]
     pub expect_saturation: Option<f64>,
-    /// Print a line a second to stderr, also when that is no terminal.
-    #[arg(long)]
-    pub progress: bool,
-    /// Print the report as one JSON object.
-    #[arg(long)]
-    pub json: bool,
 }
 
 impl AllowArgs {
+    fn names(&self) -> Names<'_> {
+        let (hot, prefix) = (self.bucket.as_deref(), self.bucket_prefix.as_deref());
+        Names { option: "bucket", hot, prefix }
+    }
+
     pub(super) fn check(&self) -> Result<(), RunError> {
-        let hot = self.keys == Pattern::Hot;
-        let bounds = self.limits.is_some() || self.size.is_some();
-        let wrong = if self.duration.is_zero() {
-            "--duration must be above 0"
-        } else if self.duration.saturating_add(self.warmup) > MAX_RUN {
-            "--duration and --warmup are more than 30 days together"
-        } else if self.timeout.is_zero() {
-            "--timeout must be above 0"
-        } else if self.threads > self.connections {
-            "each of the --threads needs a connection: raise --connections"
-        } else if self.rate.is_some() && self.threads > self.max_outstanding {
-            "each of the --threads needs a request outstanding: raise --max-outstanding"
-        } else if self.bucket.is_some() && !hot {
-            "--bucket is for --keys hot: name the others with --bucket-prefix"
-        } else if self.bucket_prefix.is_some() && hot {
-            "--bucket-prefix is for --keys uniform and zipf: name the hot bucket with --bucket"
-        } else if self.expect_saturation.is_some() && !hot {
+        self.load.check(self.names())?;
+        let wrong = if self.expect_saturation.is_none() {
+            return Ok(());
+        } else if self.load.keys != Pattern::Hot {
             "--expect-saturation is for --keys hot"
-        } else if self.expect_saturation.is_some() && !bounds {
+        } else if self.limits.is_none() && self.size.is_none() {
             "--expect-saturation needs --limits, or --size and --fill-rate"
         } else {
             return Ok(());
@@ -156,16 +97,13 @@ impl AllowArgs {
         }))
     }
 
-    pub(super) fn request_spec(&self) -> RequestSpec {
+    /// What the requests ask for.
+    pub(crate) fn allow(&self) -> Allow {
         let max_wait_ms =
             self.max_wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
-        RequestSpec {
+        Allow {
             namespace: self.namespace.clone(),
-            keys: Keys::new(
-                self.keys,
-                self.bucket.as_deref().unwrap_or("hot"),
-                self.bucket_prefix.as_deref().unwrap_or("key"),
-            ),
+            keys: self.load.keys(self.names()),
             tokens: self.tokens,
             max_wait_ms,
         }

@@ -12,6 +12,7 @@ use crate::commands::bench::error::Error;
 use crate::commands::bench::process::Server;
 use crate::load::driver::Caller;
 use crate::load::keys::{Keys, Pattern};
+use crate::load::protocol::Allow;
 
 /// Namespace of all buckets; 20 characters, like the bucket names.
 pub const NAMESPACE: &str = "TheBrain_userLogins_";
@@ -58,7 +59,7 @@ pub fn fill(server: &Server, buckets: u64) -> Result<(), Error> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Io)?;
     let next = Rc::new(Cell::new(0));
     let failed = LocalSet::new().block_on(&runtime, async {
-        let caller = Caller::dial(&target, Duration::from_secs(30)).await;
+        let caller = Caller::<Allow>::dial(&target, Duration::from_secs(30)).await;
         let mut tasks = JoinSet::new();
         for _ in 0..FILL_CONCURRENCY {
             let (next, keys, mut caller) = (Rc::clone(&next), keys.clone(), caller.sibling());
@@ -85,9 +86,9 @@ pub fn fill(server: &Server, buckets: u64) -> Result<(), Error> {
 }
 
 /// Takes tokens from one bucket. Returns whether the shared store granted them.
-async fn fill_bucket(caller: &mut Caller, request: &AllowRequest) -> bool {
+async fn fill_bucket(caller: &mut Caller<Allow>, request: &AllowRequest) -> bool {
     for _ in 0..FILL_ATTEMPTS {
-        let answer = caller.allow(request, Instant::now()).await;
+        let answer = caller.ask(request, Instant::now()).await;
         if answer.is_ok_and(|answer| answer.tokens_granted == FILL_TOKENS && !answer.degraded) {
             return true;
         }

@@ -6,13 +6,14 @@ use std::time::Instant;
 use clap::Parser;
 
 use crate::commands::allow::args::AllowArgs;
-use crate::commands::allow::drive;
 use crate::commands::bench::args::BenchArgs;
 use crate::commands::bench::buckets::{HOT, NAMESPACE, REFUSED, bucket_prefix};
 use crate::commands::bench::error::Error;
 use crate::commands::bench::plan::Keys;
 use crate::commands::bench::process::{cpu_us, own_cpu_us, script_us};
 use crate::commands::bench::stats::Round;
+use crate::load::drive::drive;
+use crate::load::protocol::Allow;
 use crate::load::tally::{Tally, Window};
 
 /// Arguments of a run, parsed as from a command line.
@@ -74,7 +75,7 @@ pub fn drive_measured(
     command_line: &str,
     servers: &[u32],
     mut stores: Vec<(u32, &mut redis::Connection)>,
-) -> Result<(Tally, CpuUsage, CpuUsage), Error> {
+) -> Result<(Tally<Allow>, CpuUsage, CpuUsage), Error> {
     let command_line = Cli::try_parse_from(command_line.split_whitespace());
     let args = command_line.map_err(|error| Error::Other(error.to_string()))?.args;
     let watch = |finished: &Receiver<()>, _: &[_], window: Window| {
@@ -87,7 +88,7 @@ pub fn drive_measured(
         let _ = finished.recv();
         seen
     };
-    let (tally, (before, after)) = drive(&args, watch)?;
+    let (tally, (before, after)) = drive(&args.load, args.allow(), watch)?;
     Ok((tally, before?, after?))
 }
 

@@ -1,14 +1,14 @@
-//! The gRPC transport. The rest of the crate uses only [`Caller`] for tokens, [`LeaseClient`] for
-//! leases, and [`Failure`].
+//! The gRPC transport. The rest of the crate uses only [`Caller`] for tokens and hits,
+//! [`LeaseClient`] for leases, and [`Failure`].
 
 use std::time::Duration;
 
 use tollgate_server::client::Target;
 use tonic::Status;
 
-mod allow;
+mod caller;
 
-pub use allow::Caller;
+pub use caller::Caller;
 pub use tollgate_server::client::capacity::LeaseClient;
 
 /// Time limit for connecting.

@@ -1,15 +1,17 @@
-//! Tests of the `Allow` client against a server that can be stopped.
+//! Tests of the client against a server that can be stopped.
 
 use std::net::SocketAddr;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServiceServer};
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tollgate_server::client::Credentials;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Response, Status};
 
 use super::*;
+use crate::load::protocol::Allow;
 
 /// A server whose answer depends on the requested bucket name.
 struct EchoServer;
@@ -48,14 +50,14 @@ async fn serve(at: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
 const ANY: &str = "127.0.0.1:0";
 const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 
-async fn caller(address: SocketAddr, timeout: Duration) -> Caller {
+async fn caller(address: SocketAddr, timeout: Duration) -> Caller<Allow> {
     let target = Target::new(address.into(), Credentials::default()).expect("a target");
     Caller::dial(&target, timeout).await
 }
 
-async fn ask(caller: &mut Caller, name: &str) -> Result<String, &'static str> {
+async fn ask(caller: &mut Caller<Allow>, name: &str) -> Result<String, &'static str> {
     let request = AllowRequest { bucket_name: name.to_owned(), ..AllowRequest::default() };
-    let answer = caller.allow(&request, Instant::now()).await;
+    let answer = caller.ask(&request, Instant::now()).await;
     answer.map(|answer| answer.bucket.clone()).map_err(|failure| Failure::name(failure.code()))
 }
 

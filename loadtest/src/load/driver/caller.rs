@@ -1,5 +1,5 @@
-//! Client for `Allow` directly on h2. A caller reuses its buffers and its timer, which keeps the
-//! client's CPU use low: it shares the CPUs with the measured servers.
+//! Client for one gRPC method directly on h2. A caller reuses its buffers and its timer, which keeps
+//! the client's CPU use low: it shares the CPUs with the measured servers.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -15,16 +15,16 @@ use h2::{Reason, RecvStream};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE};
 use http::uri::{PathAndQuery, Scheme};
 use http::{Method, Request, StatusCode, Version};
-use prost::Message as _;
+use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 use tokio::time::Sleep;
-use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tollgate_server::client::Target;
 use tonic::Code;
 
 use super::{CONNECT_TIMEOUT, Failure};
 use crate::args::MAX_RUN;
+use crate::load::protocol::Protocol;
 
 /// Flow-control window of streams and connections, in bytes; larger than all answers in flight.
 const WINDOW_BYTES: u32 = 16 << 20;
@@ -40,22 +40,22 @@ const BUFFER_BYTES: usize = 4096;
 
 /// A caller on a shared HTTP/2 connection, with one request at a time.
 #[derive(Debug)]
-pub struct Caller {
+pub struct Caller<P: Protocol> {
     reconnector: Arc<Reconnector>,
     connection: Option<H2Connection>,
     timeout: Duration,
     /// Timer for the request deadline; may fire early.
     timer: Option<Pin<Box<Sleep>>>,
     frames: BytesMut,
-    answer: AllowResponse,
+    answer: P::Answer,
 }
 
-impl Caller {
+impl<P: Protocol> Caller<P> {
     /// Connects to `target`. If that fails, each request reconnects and fails by itself, so an
     /// outage at the start is measured like a later one.
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
         let authorization = target.credentials().authorization().await;
-        let reconnector = Reconnector::new(target.clone(), authorization);
+        let reconnector = Reconnector::new(target.clone(), P::PATH, authorization);
         let caller = Self::new(Arc::new(reconnector), timeout);
         let _ = caller.reconnector.connection(0).await;
         caller
@@ -67,16 +67,16 @@ impl Caller {
     }
 
     fn new(reconnector: Arc<Reconnector>, timeout: Duration) -> Self {
-        let (frames, answer) = (BytesMut::new(), AllowResponse::default());
+        let (frames, answer) = (BytesMut::new(), P::Answer::default());
         Self { reconnector, connection: None, timeout, timer: None, frames, answer }
     }
 
     /// Sends one request. `sent` is the current time.
-    pub async fn allow(
+    pub async fn ask(
         &mut self,
-        request: &AllowRequest,
+        request: &P::Request,
         sent: Instant,
-    ) -> Result<&AllowResponse, Failure> {
+    ) -> Result<&P::Answer, Failure> {
         // Capped so that adding it to a clock reading cannot overflow.
         let deadline = sent + self.timeout.min(MAX_RUN);
         self.exchange(request, deadline).await.map_err(Failure)?;
@@ -84,7 +84,7 @@ impl Caller {
     }
 
     /// Sends the request and stores the answer in `self.answer`.
-    async fn exchange(&mut self, request: &AllowRequest, deadline: Instant) -> Result<(), Code> {
+    async fn exchange(&mut self, request: &P::Request, deadline: Instant) -> Result<(), Code> {
         let message = frame(&mut self.frames, request);
         let Self { reconnector, connection, timer, answer, .. } = self;
         let mut pending = pin!(exchange(reconnector, connection, message, answer));
@@ -108,7 +108,7 @@ impl Caller {
 }
 
 /// Encodes a message with its prefix.
-fn frame(frames: &mut BytesMut, request: &AllowRequest) -> Bytes {
+fn frame(frames: &mut BytesMut, request: &impl Message) -> Bytes {
     let length = request.encoded_len();
     if frames.capacity() < PREFIX_BYTES + length {
         frames.reserve(BUFFER_BYTES.max(PREFIX_BYTES + length));
@@ -124,7 +124,7 @@ async fn exchange(
     reconnector: &Reconnector,
     connection: &mut Option<H2Connection>,
     message: Bytes,
-    answer: &mut AllowResponse,
+    answer: &mut impl Message,
 ) -> Result<(), Code> {
     let mut lost = 0;
     let (response, mut body) = loop {
@@ -171,7 +171,7 @@ async fn read(
     status: StatusCode,
     head: &HeaderMap,
     mut body: RecvStream,
-    answer: &mut AllowResponse,
+    answer: &mut impl Message,
 ) -> Result<(), Code> {
     if let Some(code) = grpc_status(head) {
         // Trailers-only response: it has no message.
@@ -196,7 +196,7 @@ async fn read(
 }
 
 /// Decodes the single message of a response.
-fn decode(mut message: Bytes, answer: &mut AllowResponse) -> Option<()> {
+fn decode(mut message: Bytes, answer: &mut impl Message) -> Option<()> {
     let compressed = message.try_get_u8().ok()?;
     let length = message.try_get_u32().ok()?;
     if compressed != 0 || length as usize != message.len() {
@@ -259,12 +259,12 @@ impl fmt::Debug for Reconnector {
 }
 
 impl Reconnector {
-    fn new(target: Target, authorization: Option<HeaderValue>) -> Self {
+    fn new(target: Target, path: &'static str, authorization: Option<HeaderValue>) -> Self {
         let scheme = match target.credentials().dialer() {
             None => Scheme::HTTP,
             Some(_) => Scheme::HTTPS,
         };
-        let path = PathAndQuery::from_static("/quotaservice.QuotaService/Allow");
+        let path = PathAndQuery::from_static(path);
         let mut head = Request::new(());
         *head.method_mut() = Method::POST;
         *head.version_mut() = Version::HTTP_2;
@@ -318,5 +318,5 @@ async fn handshake(
 }
 
 #[cfg(test)]
-#[path = "allow_tests.rs"]
+#[path = "caller_tests.rs"]
 mod tests;
