@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`commands::allow`] | load on token buckets |
 //! | [`commands::throttle`] | load on throttles: hits of domains |
+//! | [`commands::holds`] | load on holds: copies that domains hold |
 //! | [`commands::capacity`] | load on leases, by many clients |
 //! | [`commands::scenario`] | simulations of leases, without a network |
 //! | [`commands::floor`] | the baseline servers that nodes are compared with |

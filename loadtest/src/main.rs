@@ -11,6 +11,7 @@ use tollgate_loadtest::commands::allow::{self, args::AllowArgs};
 use tollgate_loadtest::commands::bench::{self, args::BenchArgs};
 use tollgate_loadtest::commands::capacity::{self, args::CapacityArgs};
 use tollgate_loadtest::commands::floor::{self, FloorArgs};
+use tollgate_loadtest::commands::holds::{self, args::HoldsArgs};
 use tollgate_loadtest::commands::scenario::{self, ScenarioArgs};
 use tollgate_loadtest::commands::throttle::{self, args::ThrottleArgs};
 use tollgate_loadtest::error::RunError;
@@ -30,6 +31,7 @@ struct Cli {
 enum Command {
     Allow(Box<AllowArgs>),
     Throttle(Box<ThrottleArgs>),
+    Holds(Box<HoldsArgs>),
     Capacity(Box<CapacityArgs>),
     Floor(FloorArgs),
     Bench(BenchArgs),
@@ -39,12 +41,16 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Allow(args) => match allow::run(&args) {
-            Ok(report) => print(&report, args.load.json, report.verdict.exit_code()),
+            Ok(report) => print(&report, args.load.run.json, report.verdict.exit_code()),
             Err(error) => fail("allow", error),
         },
         Command::Throttle(args) => match throttle::run(&args) {
-            Ok(report) => print(&report, args.load.json, report.verdict.exit_code()),
+            Ok(report) => print(&report, args.load.run.json, report.verdict.exit_code()),
             Err(error) => fail("throttle", error),
+        },
+        Command::Holds(args) => match holds::run(&args) {
+            Ok(report) => print(&report, args.run.json, report.verdict.exit_code()),
+            Err(error) => fail("holds", error),
         },
         Command::Capacity(args) => match capacity::run(&args) {
             Ok(report) => print(&report, args.json, report.verdict.exit_code()),

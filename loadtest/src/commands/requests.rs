@@ -1,7 +1,8 @@
-//! What the reports of `allow` and `throttle` share: the load, the counts of requests, the verdict.
+//! What the reports of `allow`, `throttle` and `holds` share: the load, the counts of requests, the verdict.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -43,20 +44,20 @@ pub struct Load {
 
 impl Load {
     pub(crate) fn new(args: &LoadArgs) -> Self {
-        let open = args.rate.is_some();
+        let (run, open) = (&args.run, args.rate.is_some());
         Self {
-            targets: args.credentials.urls(&args.target),
+            targets: run.credentials.urls(&run.target),
             kind: if open { "open" } else { "closed" },
-            connections: args.connections,
-            in_flight: (!open).then(|| args.connections.saturating_mul(args.in_flight)),
+            connections: run.connections,
+            in_flight: (!open).then(|| run.connections.saturating_mul(args.in_flight)),
             rate_per_s: args.rate,
             arrivals: open.then(|| args.arrivals.name()),
             max_outstanding: open.then_some(args.max_outstanding),
             threads: args.threads,
-            keys: args.keys.to_string(),
-            seed: args.seed,
-            warmup_s: args.warmup.as_secs_f64(),
-            duration_s: args.duration.as_secs_f64(),
+            keys: run.keys.to_string(),
+            seed: run.seed,
+            warmup_s: run.warmup.as_secs_f64(),
+            duration_s: run.duration.as_secs_f64(),
         }
     }
 
@@ -107,12 +108,11 @@ pub struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn new<P: Protocol>(args: &LoadArgs, tally: &Tally<P>) -> Self {
+    pub(crate) fn new<P: Protocol>(duration: Duration, tally: &Tally<P>) -> Self {
         let counts = &tally.counts;
-        let lag_us = tally.max_send_lag.as_nanos() as f64 / 1e3;
         Self {
             requests: counts.requests(),
-            requests_per_s: tally.decided_in_time as f64 / args.duration.as_secs_f64(),
+            requests_per_s: tally.decided_in_time as f64 / duration.as_secs_f64(),
             granted: counts.granted,
             shadow: counts.shadow,
             refused: counts.decided - counts.granted,
@@ -121,19 +121,19 @@ impl Requests {
             errors_by_code: nonzero(&counts.errors, Failure::name),
             late: counts.late,
             shed: counts.shed,
-            max_send_lag_us: if args.rate.is_some() { lag_us } else { 0.0 },
+            max_send_lag_us: tally.max_send_lag.as_nanos() as f64 / 1e3,
             latency: Latency::of(&tally.latency),
         }
     }
 
-    /// The lines about requests that say the same for all protocols.
-    pub(crate) fn text(&self, load: &Load, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// The lines about requests that say the same for all protocols, with the schedule of an open loop.
+    pub(crate) fn text(&self, scheduled: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "degraded   {}", self.degraded)?;
         if self.shadow > 0 {
             writeln!(f, "shadow     {} granted only because of enforce: false", self.shadow)?;
         }
         writeln!(f, "errors     {}{}", self.errors, bracketed(&self.errors_by_code))?;
-        if load.rate_per_s.is_some() {
+        if scheduled {
             let lag = figures::time_text(Some(self.max_send_lag_us));
             writeln!(f, "schedule   {} late, {} shed, at most {lag} behind", self.late, self.shed)?;
         }

@@ -1,4 +1,4 @@
-//! Arguments of a load: where it goes to, how much it is, and for how long.
+//! Arguments of a run and of its load: where it goes to, how much it is, and for how long.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::error::RunError;
 use crate::load::keys::{Keys, Pattern};
 use crate::load::pace::Arrivals;
 
-/// The load, whatever the requests ask for.
+/// A run, however its load is made.
 #[derive(Args, Clone, Debug)]
-pub struct LoadArgs {
+pub struct RunArgs {
     /// The node or load balancer to send to: HOST:PORT, http://HOST:PORT, or https://HOST:PORT with
     /// --ca-file. Repeat the option to spread the connections over several targets.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
@@ -30,6 +30,29 @@ pub struct LoadArgs {
     /// HTTP/2 connections.
     #[arg(long, value_name = "N", default_value = "4", value_parser = count())]
     pub connections: u64,
+    /// A request without an answer after this long fails with DEADLINE_EXCEEDED.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+    /// Which buckets or domains: hot, uniform:N, zipf:N or zipf:N:EXPONENT (1 by default).
+    #[arg(long, value_name = "PATTERN", default_value = "hot")]
+    pub keys: Pattern,
+    /// Seed of the keys and of Poisson arrivals: the same seed asks for the same.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u64,
+    /// Print a line a second to stderr, also when that is no terminal.
+    #[arg(long)]
+    pub progress: bool,
+    /// Print the report as one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A load of single requests, whatever they ask for.
+#[derive(Args, Clone, Debug)]
+pub struct LoadArgs {
+    /// The run.
+    #[command(flatten)]
+    pub run: RunArgs,
     /// Closed loop: callers on each connection. In flight in total: connections × this.
     #[arg(long, value_name = "N", default_value = "32", value_parser = count(), conflicts_with = "rate")]
     pub in_flight: u64,
@@ -48,24 +71,9 @@ pub struct LoadArgs {
     /// before, it is shed.
     #[arg(long, value_name = "N", default_value = "4096", value_parser = count(), requires = "rate")]
     pub max_outstanding: u64,
-    /// A request without an answer after this long fails with DEADLINE_EXCEEDED.
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
     /// Threads that send, each with a runtime and connections of its own.
     #[arg(long, value_name = "N", default_value = "1", value_parser = count())]
     pub threads: u64,
-    /// Which buckets or domains: hot, uniform:N, zipf:N or zipf:N:EXPONENT (1 by default).
-    #[arg(long, value_name = "PATTERN", default_value = "hot")]
-    pub keys: Pattern,
-    /// Seed of the keys and of Poisson arrivals: the same seed asks for the same.
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub seed: u64,
-    /// Print a line a second to stderr, also when that is no terminal.
-    #[arg(long)]
-    pub progress: bool,
-    /// Print the report as one JSON object.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// The names of keys, from the options of a command.
@@ -79,37 +87,44 @@ pub(crate) struct Names<'a> {
     pub(crate) prefix: Option<&'a str>,
 }
 
-impl LoadArgs {
+impl RunArgs {
     pub(crate) fn check(&self, names: Names<'_>) -> Result<(), RunError> {
         let hot = self.keys == Pattern::Hot;
         let wrong = if self.duration.is_zero() {
-            "--duration must be above 0"
+            "--duration must be above 0".to_owned()
         } else if self.duration.saturating_add(self.warmup) > MAX_RUN {
-            "--duration and --warmup are more than 30 days together"
+            "--duration and --warmup are more than 30 days together".to_owned()
         } else if self.timeout.is_zero() {
-            "--timeout must be above 0"
-        } else if self.threads > self.connections {
-            "each of the --threads needs a connection: raise --connections"
-        } else if self.rate.is_some() && self.threads > self.max_outstanding {
-            "each of the --threads needs a request outstanding: raise --max-outstanding"
+            "--timeout must be above 0".to_owned()
         } else if names.hot.is_some() && !hot {
-            return Err(RunError::Usage(format!(
-                "--{0} is for --keys hot: name the others with --{0}-prefix",
-                names.option
-            )));
+            format!("--{0} is for --keys hot: name the others with --{0}-prefix", names.option)
         } else if names.prefix.is_some() && hot {
-            return Err(RunError::Usage(format!(
+            format!(
                 "--{0}-prefix is for --keys uniform and zipf: name the hot {0} with --{0}",
                 names.option
-            )));
+            )
         } else {
             return Ok(());
         };
-        Err(RunError::Usage(wrong.to_owned()))
+        Err(RunError::Usage(wrong))
     }
 
     /// The keys under these names.
     pub(crate) fn keys(&self, names: Names<'_>) -> Keys {
         Keys::new(self.keys, names.hot.unwrap_or("hot"), names.prefix.unwrap_or("key"))
+    }
+}
+
+impl LoadArgs {
+    pub(crate) fn check(&self, names: Names<'_>) -> Result<(), RunError> {
+        self.run.check(names)?;
+        let wrong = if self.threads > self.run.connections {
+            "each of the --threads needs a connection: raise --connections"
+        } else if self.rate.is_some() && self.threads > self.max_outstanding {
+            "each of the --threads needs a request outstanding: raise --max-outstanding"
+        } else {
+            return Ok(());
+        };
+        Err(RunError::Usage(wrong.to_owned()))
     }
 }

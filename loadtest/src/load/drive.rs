@@ -30,12 +30,12 @@ pub(crate) fn drive<P: Protocol, W>(
     watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<LiveCounts>], Window) -> W,
 ) -> Result<(Tally<P>, W), RunError> {
     let protocol = Arc::new(protocol);
-    let targets = args.credentials.targets(&args.target)?;
+    let targets = args.run.credentials.targets(&args.run.target)?;
     // Connects and does all other fallible work before the first request.
     let connected = (0..args.threads).map(|thread| Connected::new(args, thread, &targets));
     let connected: Vec<Connected<P>> = connected.collect::<Result<_, _>>()?;
 
-    let window = Window::new(Instant::now(), args.warmup, args.duration);
+    let window = Window::new(Instant::now(), args.run.warmup, args.run.duration);
     let mut lives = Vec::new();
     let mut parts = Vec::new();
     for connected in connected {
@@ -84,9 +84,9 @@ impl<P: Protocol> Connected<P> {
         let pacer = args.rate.map(|_| Pacer::start()).transpose()?;
         let callers = runtime.block_on(async {
             let mut callers = Vec::new();
-            for number in (thread..args.connections).step_by(args.threads as usize) {
+            for number in (thread..args.run.connections).step_by(args.threads as usize) {
                 let target = &targets[number as usize % targets.len()];
-                callers.push(Caller::dial(target, args.timeout).await);
+                callers.push(Caller::dial(target, args.run.timeout).await);
             }
             callers
         });
@@ -106,11 +106,12 @@ impl<P: Protocol> SenderThread<P> {
         let Connected { thread, runtime, pacer, callers } = connected;
         let worker = Rc::new(worker);
         let keys = worker.keys().clone();
-        let draw = |stream| keys.draw(args.seed, stream);
+        let draw = |stream| keys.draw(args.run.seed, stream);
         LocalSet::new().block_on(&runtime, async {
             let mut tasks = JoinSet::new();
             if let (Some(rate), Some(pacer)) = (args.rate, pacer) {
-                let schedule = Schedule::new(rate, args.arrivals, thread, args.threads, args.seed);
+                let schedule =
+                    Schedule::new(rate, args.arrivals, thread, args.threads, args.run.seed);
                 let max_outstanding = share(args.max_outstanding, thread, args.threads) as usize;
                 let worker = Rc::clone(&worker);
                 tasks.spawn_local(open_loop(

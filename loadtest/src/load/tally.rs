@@ -54,7 +54,7 @@ pub struct Counts {
     pub granted: u64,
     /// Granted only because the limit is not enforced.
     pub shadow: u64,
-    /// Tokens or hits of all grants.
+    /// Tokens, hits or copies of all grants.
     pub granted_amount: u64,
     /// Decisions made without the shared store.
     pub degraded: u64,

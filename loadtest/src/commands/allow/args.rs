@@ -72,7 +72,7 @@ impl AllowArgs {
         self.load.check(self.names())?;
         let wrong = if self.expect_saturation.is_none() {
             return Ok(());
-        } else if self.load.keys != Pattern::Hot {
+        } else if self.load.run.keys != Pattern::Hot {
             "--expect-saturation is for --keys hot"
         } else if self.limits.is_none() && self.size.is_none() {
             "--expect-saturation needs --limits, or --size and --fill-rate"
@@ -103,7 +103,7 @@ impl AllowArgs {
             self.max_wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
         Allow {
             namespace: self.namespace.clone(),
-            keys: self.load.keys(self.names()),
+            keys: self.load.run.keys(self.names()),
             tokens: self.tokens,
             max_wait_ms,
         }

@@ -16,7 +16,7 @@ pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
     let allow = args.allow();
     let (namespace, keys) = (allow.namespace.clone(), allow.keys.clone());
     let (mut total, ()) = drive(&args.load, allow, |finished, lives, window| {
-        progress::watch(finished, lives, window, Style::choose(args.load.progress), "granted");
+        progress::watch(finished, lives, window, Style::choose(args.load.run.progress), "granted");
     })?;
     total.ledger.resolve_names(|key| format!("{namespace}:{}", keys.name(key)));
     Ok(Report::new(args, source.as_ref(), &total))

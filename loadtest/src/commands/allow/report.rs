@@ -65,7 +65,7 @@ impl Report {
                 namespace: args.namespace.clone(),
                 tokens: args.tokens,
             },
-            requests: Requests::new(&args.load, tally),
+            requests: Requests::new(args.load.run.duration, tally),
             granted_after_wait: own.granted_after_wait,
             soft_limited: own.soft_limited,
             granted_tokens: tally.counts.granted_amount,
@@ -92,7 +92,7 @@ impl fmt::Display for Report {
             requests.granted, self.granted_after_wait, self.soft_limited, self.granted_tokens
         )?;
         writeln!(f, "refused    {}{}", requests.refused, bracketed(&self.refused_by_status))?;
-        requests.text(load, f)?;
+        requests.text(load.rate_per_s.is_some(), f)?;
         audit_text(&self.books, f)?;
         self.verdict.fmt(f)
     }

@@ -73,7 +73,7 @@ impl ThrottleArgs {
     pub(super) fn hits(&self) -> Hits {
         Hits {
             resource: self.resource.clone(),
-            keys: self.load.keys(self.names()),
+            keys: self.load.run.keys(self.names()),
             copies: self.copies,
             min_copies: self.min_copies,
         }

@@ -16,7 +16,7 @@ pub fn run(args: &ThrottleArgs) -> Result<Report, RunError> {
     let hits = args.hits();
     let keys = hits.keys.clone();
     let (mut total, ()) = drive(&args.load, hits, |finished, lives, window| {
-        progress::watch(finished, lives, window, Style::choose(args.load.progress), "granted");
+        progress::watch(finished, lives, window, Style::choose(args.load.run.progress), "granted");
     })?;
     total.ledger.resolve_names(|key| keys.name(key));
     Ok(Report::new(args, throttle.as_ref(), &total))

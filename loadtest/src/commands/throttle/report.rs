@@ -63,7 +63,7 @@ impl Report {
                 copies: args.copies,
                 min_copies: args.min_copies,
             },
-            requests: Requests::new(&args.load, tally),
+            requests: Requests::new(args.load.run.duration, tally),
             granted_in_part: own.granted_in_part,
             granted_hits: tally.counts.granted_amount,
             bursts: own.bursts,
@@ -85,7 +85,7 @@ impl fmt::Display for Report {
             requests.granted, self.granted_in_part, self.granted_hits, self.bursts
         )?;
         writeln!(f, "refused    {}{}", requests.refused, bracketed(&self.refused_by))?;
-        requests.text(load, f)?;
+        requests.text(load.rate_per_s.is_some(), f)?;
         audit_text(&self.books, f)?;
         self.verdict.fmt(f)
     }

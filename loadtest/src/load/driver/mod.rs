@@ -1,9 +1,9 @@
 //! The gRPC transport. The rest of the crate uses only [`Caller`] for tokens and hits,
-//! [`LeaseClient`] for leases, and [`Failure`].
+//! [`LeaseClient`] for leases, [`channel`] for other calls, and [`Failure`].
 
 use std::time::Duration;
 
-use tollgate_server::client::Target;
+use tollgate_server::client::{AuthChannel, Target};
 use tonic::Status;
 
 mod caller;
@@ -63,12 +63,16 @@ impl From<Status> for Failure {
     }
 }
 
-/// Connects to `target` for lease requests with this time limit. If that fails, each request
-/// reconnects and fails by itself, so an outage at the start is measured like a later one.
+/// Connects to `target` for lease requests with this time limit; see [`channel`].
 pub async fn lease_client(target: &Target, timeout: Duration) -> LeaseClient {
+    LeaseClient::new(channel(target).await, timeout)
+}
+
+/// Connects to `target`. If that fails, each request reconnects and fails by itself, so an outage at the
+/// start is measured like a later one.
+pub async fn channel(target: &Target) -> AuthChannel {
     let connected = target.connect(CONNECT_TIMEOUT).await;
-    let channel = connected.unwrap_or_else(|_| target.channel(CONNECT_TIMEOUT));
-    LeaseClient::new(channel, timeout)
+    connected.unwrap_or_else(|_| target.channel(CONNECT_TIMEOUT))
 }
 
 #[cfg(test)]

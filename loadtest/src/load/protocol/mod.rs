@@ -1,11 +1,13 @@
 //! The requests of a load, and how their answers are counted: [`Allow`] for tokens of buckets,
-//! [`Hits`] for hits of domains.
+//! [`Hits`] for hits of domains, [`Reserve`] for copies that they hold.
 
 mod allow;
 mod hits;
+mod reserve;
 
 pub use allow::{Allow, AllowCounts, STATUSES};
 pub use hits::{HitCounts, Hits, Limiter};
+pub use reserve::{Reserve, ReserveCounts};
 
 use std::fmt;
 
@@ -73,7 +75,7 @@ pub struct Key {
 pub struct Outcome {
     /// Whether anything was granted.
     pub granted: bool,
-    /// Tokens or hits granted.
+    /// Tokens, hits or copies granted.
     pub amount: u64,
     /// Whether the shared store did not take part.
     pub degraded: bool,
