@@ -8,6 +8,7 @@ mod capacity;
 mod common;
 mod floor;
 mod guarded;
+mod holds;
 mod leases;
 mod node;
 mod open_loop;
