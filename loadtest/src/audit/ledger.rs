@@ -2,10 +2,17 @@
 
 use std::collections::HashMap;
 
-use crate::load::protocol::Key;
-
 /// Most keys counted by number; 8 bytes each, 128 MiB at the limit.
 const MAX_NUMBERED_KEYS: u64 = 1 << 24;
+
+/// A key by its number.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The number, from 0.
+    pub number: u64,
+    /// Number of keys.
+    pub of: u64,
+}
 
 /// Amounts granted by name: tokens per bucket that decided, or hits per domain. Names that share a
 /// default bucket have one entry.

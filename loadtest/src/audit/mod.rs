@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use allowance::{LimitSource, load_limits};
-pub use ledger::Ledger;
+pub use ledger::{Key, Ledger};
 
 use allowance::Allowance;
 use comparison::{Comparison, Entry};

@@ -6,7 +6,6 @@ use tollgate_server::config::model::{Bucket, FailurePolicy, Limits, Namespace, U
 use tollgate_server::domain::bucket::BucketLimit;
 
 use super::*;
-use crate::load::protocol::Key;
 
 const SPAN: Duration = Duration::from_secs(2);
 

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{self, JoinSet};
 
+use crate::audit::Key;
 use crate::load::driver::{Caller, Failure};
 use crate::load::keys::{Draw, Keys};
 use crate::load::pace::{Pacer, Schedule};
-use crate::load::protocol::{Key, Protocol};
+use crate::load::protocol::Protocol;
 use crate::load::tally::{LiveCounts, Tally, Window};
 
 /// Pause of a caller after a failure, so that a dead target does not cause a busy loop.

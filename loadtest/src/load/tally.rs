@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use crate::audit::Ledger;
+use crate::audit::{Key, Ledger};
 use crate::load::driver::Failure;
-use crate::load::protocol::{Counts as _, Key, Outcome, Protocol};
+use crate::load::protocol::{Merge as _, Outcome, Protocol};
 
 /// Largest recorded latency: one hour.
 pub(crate) const MAX_LATENCY_NS: u64 = 3_600_000_000_000;

@@ -6,7 +6,8 @@ use clap::Parser;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
 use super::*;
-use crate::load::protocol::{Key, Protocol as _};
+use crate::audit::Key;
+use crate::load::protocol::Protocol as _;
 use crate::load::tally::Window;
 use crate::measurement::figures::Latency;
 

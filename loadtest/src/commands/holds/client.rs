@@ -14,10 +14,11 @@ use tollgate_proto::tollgate::v1::{
 };
 use tollgate_server::client::{AuthChannel, answer_within};
 
+use crate::audit::Key;
 use crate::commands::holds::books::{HoldBooks, sure_life};
 use crate::load::driver::Failure;
 use crate::load::keys::Draw;
-use crate::load::protocol::{Key, Protocol as _, Reserve};
+use crate::load::protocol::{Protocol as _, Reserve};
 use crate::load::tally::{LiveCounts, Tally, Window};
 
 /// Pause after a failure, so that a dead target does not cause a busy loop.

@@ -7,7 +7,8 @@ use tollgate_proto::tollgate::v1::throttle_response::Status;
 use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
 
 use super::*;
-use crate::load::protocol::{Key, Protocol as _};
+use crate::audit::Key;
+use crate::load::protocol::Protocol as _;
 use crate::load::tally::Window;
 
 #[derive(Parser)]

@@ -3,8 +3,8 @@
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
-use super::{Counts, Key, Outcome, Protocol};
-use crate::audit::Ledger;
+use super::{Merge, Outcome, Protocol};
+use crate::audit::{Key, Ledger};
 use crate::load::keys::Keys;
 
 /// Known statuses plus one: the last slot counts unknown ones.
@@ -34,7 +34,7 @@ pub struct AllowCounts {
     pub by_status: [u64; STATUSES],
 }
 
-impl Counts for AllowCounts {
+impl Merge for AllowCounts {
     fn merge(&mut self, other: &Self) {
         self.granted_after_wait += other.granted_after_wait;
         self.soft_limited += other.soft_limited;

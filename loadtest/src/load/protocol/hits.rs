@@ -3,8 +3,8 @@
 use tollgate_proto::tollgate::v1::throttle_response::Status;
 use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
 
-use super::{Counts, Key, Outcome, Protocol};
-use crate::audit::Ledger;
+use super::{Merge, Outcome, Protocol};
+use crate::audit::{Key, Ledger};
 use crate::load::keys::Keys;
 
 /// What every request for hits asks for.
@@ -63,7 +63,7 @@ pub struct HitCounts {
     pub refused_by: [u64; Limiter::COUNT],
 }
 
-impl Counts for HitCounts {
+impl Merge for HitCounts {
     fn merge(&mut self, other: &Self) {
         self.granted_in_part += other.granted_in_part;
         self.bursts += other.bursts;

@@ -13,7 +13,7 @@ use std::fmt;
 
 use prost::Message;
 
-use crate::audit::Ledger;
+use crate::audit::{Key, Ledger};
 use crate::load::keys::Keys;
 
 /// A unary gRPC method under load. A value says what every request asks for.
@@ -28,7 +28,7 @@ pub trait Protocol: fmt::Debug + Send + Sync + 'static {
     /// Its answer.
     type Answer: Message + Default + fmt::Debug;
     /// Counts of what only these answers have.
-    type Counts: Counts;
+    type Counts: Merge;
 
     /// The names that the requests are spread over.
     fn keys(&self) -> &Keys;
@@ -56,18 +56,9 @@ pub trait Protocol: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Counters of one thread that add up.
-pub trait Counts: Clone + Default + fmt::Debug + Send + 'static {
+pub trait Merge: Clone + Default + fmt::Debug + Send + 'static {
     /// Adds the counts of another thread.
     fn merge(&mut self, other: &Self);
-}
-
-/// A key by its number.
-#[derive(Clone, Copy, Debug)]
-pub struct Key {
-    /// The number, from 0.
-    pub number: u64,
-    /// Number of keys.
-    pub of: u64,
 }
 
 /// What the decisions of all protocols have.

@@ -3,8 +3,8 @@
 use tollgate_proto::tollgate::v1::reserve_response::Status;
 use tollgate_proto::tollgate::v1::{ReserveRequest, ReserveResponse};
 
-use super::{Counts, Key, Outcome, Protocol};
-use crate::audit::Ledger;
+use super::{Merge, Outcome, Protocol};
+use crate::audit::{Key, Ledger};
 use crate::load::keys::Keys;
 
 /// What every reservation asks for.
@@ -31,7 +31,7 @@ pub struct ReserveCounts {
     pub granted_in_part: u64,
 }
 
-impl Counts for ReserveCounts {
+impl Merge for ReserveCounts {
     fn merge(&mut self, other: &Self) {
         self.granted_in_part += other.granted_in_part;
     }
