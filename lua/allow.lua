@@ -1,5 +1,6 @@
--- Decides a batch of requests to buckets. Mirrors domain::bucket::decide and store::memory: the
--- same operations in the same order on the same doubles. Change the two together.
+-- Decides a batch of requests to buckets. Mirrors domain::algorithm::decide (domain::bucket and
+-- domain::window) and store::memory: the same operations in the same order on the same doubles. Change
+-- the two together.
 --
 -- Atomic because a balance is read, judged and moved in one step, and because the number of
 -- dynamic buckets of a namespace must be exact over all nodes. Each bucket is read once and
@@ -18,7 +19,8 @@
 --            grid       µs, a power of two: see "Expiry"
 --            life       µs after its balance was zero for which a state is needed: cap, or more
 --                       where nodes hold tokens of the bucket themselves
---            flags      REWRITE 1: see "Expiry"; ENROLL 2, only with REWRITE: see "Registers"
+--            flags      REWRITE 1: see "Expiry"; ENROLL 2, only with REWRITE: see "Registers";
+--                       WINDOW 4, SLIDING 8: see "Windows"
 --            register   the index of the namespace's register among the keys; 0: the namespace has
 --                       one, but not in this call; -1: it needs none
 --            bound      with a register, the most names in it; with -1, the time in µs until
@@ -38,13 +40,21 @@
 --   before. 254: the bucket has no state, and there is no place in the register, or no register in
 --   this call. 255: the server can't read the key or the register. Nothing was changed for runs
 --   with 254 and 255.
---   Double of a run: the balance before its first request, in µs of accrual.
+--   Double of a run: the balance before its first request, in µs of accrual. After a run of requests to a
+--   window follow another byte, 0, and a double: if not all were granted, how many µs until the next one
+--   would be, -1 for never; else 0.
 --   Double of a register: the number of names in it; -1: no bucket of the call needed to know it.
 --
 -- State. 12 bytes, '<I6I6': the whole µs at which the balance is zero, modulo 2^48; and from the
 -- lowest bit 18 bits of fraction, the upper 6 bits of the mark, one bit that says that a debt beyond
 -- the limit was carried over from other limits, the lower 23 bits of the mark. A value of any other
 -- type or length counts as absent. A full bucket and an absent one are the same.
+--
+-- Windows. Where at most `cap` tokens are granted within a window, the balance is what is left of them, so
+-- that costs are in tokens. `grid` is how long a count matters from the start of its window, in µs: the
+-- length of a window, and twice that for one that slides; `life` is cap, `max_debt` 0. The state has 14 bytes,
+-- '<I6I4I4': a time within the window, in µs modulo 2^48, the tokens granted in it, and those granted in the
+-- window before. It expires when it matters no more.
 --
 -- Expiry. A state may outlive the time at which its bucket is full. It expires at the next step of
 -- the grid after that. A grant that does not pass a step leaves the expiry as it is, which saves a
@@ -71,8 +81,8 @@
 --    never-existing key '' for MGET, the option CH for ZADD. (ZSCORE and register.lua break this for
 --    one bucket a call.)
 
-local TERMS, GROUP, SINGLE, STATE = '<ddddddddd', '<I2I2dd', '<I2I2', '<I6I6'
-local HEADER_BYTES, TERMS_BYTES, STATE_BYTES = 24, 72, 12
+local TERMS, GROUP, SINGLE, STATE, WINDOW = '<ddddddddd', '<I2I2dd', '<I2I2', '<I6I6', '<I6I4I4'
+local HEADER_BYTES, TERMS_BYTES, STATE_BYTES, WINDOW_BYTES = 24, 72, 12, 14
 -- Bytes of the reply.
 local FULL, NO_PLACE, UNREADABLE = 127, 254, 255
 local FRACTIONS, SLACK, TIME_MODULUS, HALF = 262144, 0.00390625, 281474976710656, 140737488355328
@@ -101,6 +111,47 @@ local function since_zero(accrued)
   local since, part = accrued + over, math.ceil(over * 262144)
   if part >= 262144 then return since - 1, part - 262144 end
   return since, part
+end
+
+-- The counts of a window's state at a time: the time of the request, which is not before the state's; the start
+-- of its window; the time that the state is to have; the tokens of the window, and of the one before; whether
+-- the state is of this window; the time that the state has.
+local function window_counts(value, now, length)
+  local moment, start = now, now - now % length
+  if not value then return moment, start, start, 0, 0 end
+  local at, current, previous = struct.unpack('<I6I4I4', value)
+  local since = (now - at) % 281474976710656
+  if since >= 140737488355328 then since = since - 281474976710656 end
+  at = now - since
+  -- The clock may have stepped back, by an hour at most.
+  if at > now + 3600000000 then return moment, start, start, 0, 0, false, at end
+  if at > now then
+    moment = at
+    start = at - at % length
+  end
+  if at >= start then return moment, start, at, current, previous, true, at end
+  if at >= start - length then return moment, start, start, 0, current, false, at end
+  return moment, start, start, 0, 0, false, at
+end
+
+-- How many µs from `now` until a window has room for `cost` tokens that it has no room for at `moment`; -1:
+-- never.
+local function room_after(now, moment, start, length, sliding, limit, cost, current, previous)
+  if cost > limit then return -1 end
+  local stop, first = start + length, moment
+  if not sliding then return stop - now end
+  if current + cost > limit then
+    -- In the next window, the current count is that of the window before.
+    start, stop, first, current, previous = stop, stop + length, stop, 0, current
+  end
+  local room = limit - cost - current
+  if math.floor(previous * (stop - first) / length) <= room then return first - now end
+  -- The share of the window before falls evenly. Rounding may put it a little off.
+  local at = start + math.floor(length * (1 - (room + 1) / previous))
+  at = math.min(math.max(at, first), stop)
+  while at < stop and math.floor(previous * (stop - at) / length) > room do at = at + 1 end
+  while at > first and math.floor(previous * (stop - at + 1) / length) <= room do at = at - 1 end
+  return at - now
 end
 
 -- The name of a bucket in its namespace's register, by their keys.
@@ -141,6 +192,9 @@ end
 local term = 0
 local cap, max_debt, mark, idle, grid, life, flags, register, bound
 local rewrite, enroll, lowest, now_to_full, expiry_step, expires_ms
+-- Of a window: its length, else nil; and whether it slides.
+local length, sliding
+local state_bytes
 -- Whether the call has changed anything.
 local written = false
 -- By index of a register's key, for those that the call uses: how many names it has, at most, or
@@ -149,8 +203,8 @@ local names_in, added_to = {}, {}
 
 -- For each run two: the byte and the double of the reply.
 local replies, n = {}, 0
-local at, length, index = 1, #groups, 0
-while at <= length do
+local at, index = 1, 0
+while at <= #groups do
   -- The cost of one request, also in whole µs and fractions.
   local run_term, size, cost, max_wait
   run_term, size, cost, max_wait, at = unpack_bytes(GROUP, groups, at)
@@ -160,7 +214,9 @@ while at <= length do
     term = run_term
     cap, max_debt, mark, idle, grid, life, flags, register, bound =
       unpack_bytes(TERMS, numbers, HEADER_BYTES + (term - 1) * TERMS_BYTES + 1)
-    rewrite, enroll = flags % 2 == 1, flags >= 2
+    rewrite, enroll, sliding = flags % 2 == 1, flags % 4 >= 2, flags >= 8
+    length = flags >= 4 and (sliding and grid / 2 or grid) or nil
+    state_bytes = length and WINDOW_BYTES or STATE_BYTES
     lowest, now_to_full, expiry_step = -max_debt - 1, now + life, nil
     -- From 29 bits to where they are in a state.
     local low = mark % 8388608
@@ -185,9 +241,11 @@ while at <= length do
     -- granted: the number of requests, or another byte of the reply. score: in the register, if it was
     -- looked up.
     local value, asked, granted, score, balance = values[index + 1], single or counts[i], nil, nil, 0
+    -- Of a window: when the next request would be granted.
+    local retry = 0
 
     -- 1. Place: a bucket without a state needs one in the register.
-    if not value or #value ~= STATE_BYTES then
+    if not value or #value ~= STATE_BYTES and #value ~= WINDOW_BYTES then
       if type(value) == 'table' then
         granted = UNREADABLE
       elseif register < 0 then
@@ -223,9 +281,19 @@ while at <= length do
       -- 2. Balance. It was zero `since` µs ago, or rather `part` fractions less. restated: a state must
       -- be written anew to say so under these terms; carried: a debt beyond the limit is kept.
       local since, part, restated, carried, full_at_before
+      local moment, start, state_at, current, previous, is_of_this_window, own_at
+      -- A state of another algorithm counts as absent, but has its place.
+      local own = value and #value == state_bytes and value
       balance = cap
-      if value then
-        local zero, rest = unpack_bytes(STATE, value)
+      if length then
+        moment, start, state_at, current, previous, is_of_this_window, own_at =
+          window_counts(own, now, length)
+        local used = current
+        if sliding then used = used + math.floor(previous * (start + length - moment) / length) end
+        balance = math.max(cap - used, 0)
+        since, part = balance, 0
+      elseif own then
+        local zero, rest = unpack_bytes(STATE, own)
         since = (now - zero) % TIME_MODULUS
         if since >= HALF then since = since - TIME_MODULUS end
         part = rest - mark
@@ -296,22 +364,39 @@ while at <= length do
         if full or cost <= 0 then full = since - part / FRACTIONS >= cap end
       end
       local changed = granted > 0 or restated
-      if changed and full and not (value and cap < life) then
+      -- The state to write, and whether its expiry stays.
+      local state, keeps_expiry, step
+      if length then
+        current = math.max(current + granted * cost, 0)
+        if granted < asked then
+          retry = room_after(now, moment, start, length, sliding, cap, cost, current, previous)
+        end
+        if granted > 0 then
+          state = pack(WINDOW, state_at % TIME_MODULUS, current, previous)
+          keeps_expiry, step = is_of_this_window and not rewrite, start
+        elseif own and rewrite then
+          state, step = own, own_at - own_at % length
+        end
+      elseif changed and full and not (own and cap < life) then
         -- A full bucket needs no state, unless it may not be full by the terms of another node.
-        if value then
+        if own then
           call('DEL', keys[index])
           written, value = true, false
         end
-      elseif changed or value and rewrite then
+      elseif changed or own and rewrite then
         if changed and full then
           since, part = since_zero(cap)
           full_at_before, carried = nil, false
         end
         local full_at, rest = now_to_full - since, mark + part
         if carried then rest = rest + CARRIED end
-        local state = pack(STATE, (now - since) % TIME_MODULUS, rest)
-        local step = full_at - full_at % grid
-        if full_at_before and not rewrite and step == full_at_before - full_at_before % grid then
+        state = pack(STATE, (now - since) % TIME_MODULUS, rest)
+        step = full_at - full_at % grid
+        keeps_expiry = full_at_before and not rewrite
+          and step == full_at_before - full_at_before % grid
+      end
+      if state then
+        if keeps_expiry then
           call('SETRANGE', keys[index], '0', state)
           written, value = true, state
         else
@@ -349,6 +434,10 @@ while at <= length do
     end
     replies[n + 1], replies[n + 2] = granted, balance
     n = n + 2
+    if length then
+      replies[n + 1], replies[n + 2] = 0, retry
+      n = n + 2
+    end
   end
 end
 

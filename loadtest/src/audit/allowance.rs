@@ -46,7 +46,11 @@ impl Allowance {
         Self {
             size_tokens: limit.size_tokens as f64,
             fill_rate: limit.fill_rate,
-            debt_tokens: limit.fill_rate * limit.max_debt_ms as f64 / 1000.0,
+            debt_tokens: match limit.window {
+                // A time may touch two windows more than fit into it.
+                Some(_) => limit.size_tokens as f64,
+                None => limit.fill_rate * limit.max_debt_ms as f64 / 1000.0,
+            },
             renewed_after: limit.max_idle_ms.filter(|_| dynamic).map(Duration::from_millis),
         }
     }

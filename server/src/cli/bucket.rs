@@ -98,13 +98,17 @@ fn balance(json: &Value) -> String {
 }
 
 fn limit(json: &Value) -> String {
-    let mut limit = format!(
-        "{} tokens, {} a second; longest wait {}, longest debt {}",
-        number(&json["size"]),
-        number(&json["fill_rate"]),
-        time(&json["wait_timeout_millis"]),
-        time(&json["max_debt_millis"])
-    );
+    let (size, window) = (number(&json["size"]), time(&json["window_millis"]));
+    let mut limit = match json["algorithm"].as_str() {
+        Some("fixed_window") => format!("{size} tokens in each fixed window of {window}"),
+        Some("sliding_window") => format!("{size} tokens in a sliding window of {window}"),
+        _ => format!(
+            "{size} tokens, {} a second; longest wait {}, longest debt {}",
+            number(&json["fill_rate"]),
+            time(&json["wait_timeout_millis"]),
+            time(&json["max_debt_millis"])
+        ),
+    };
     // Writing to a string cannot fail.
     if let Some(most) = json["max_tokens_per_request"].as_u64() {
         let _ = write!(limit, "; at most {most} tokens a request");

@@ -18,11 +18,13 @@ mod print;
 mod rate;
 mod read;
 mod resources;
+mod span;
 mod spelling;
 mod template_globs;
 mod throttles;
 mod tree;
 mod validate;
+mod windows;
 
 use std::io;
 use std::path::PathBuf;

@@ -1,5 +1,7 @@
 //! Validation of namespaces and buckets.
 
+use std::ops::RangeInclusive;
+
 use hashbrown::HashMap;
 
 use super::fault::{YamlPath, quoted};
@@ -8,6 +10,7 @@ use super::number::number;
 use super::rate::with_unit;
 use super::read::{Entry, Fields, Keys, Reader};
 use super::tree::{Content, YamlNode};
+use super::windows::{Algorithm, algorithm, window_limit};
 use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
 
@@ -35,8 +38,11 @@ const NAMESPACE_KEYS: Keys = Keys {
 const BUCKET_KEYS: Keys = Keys {
     shape: "a mapping, such as { size: 100, fill_rate: 50 }",
     known: &[
+        "algorithm",
         "size",
         "fill_rate",
+        "limit",
+        "window",
         "wait_timeout_millis",
         "max_idle_millis",
         "max_debt_millis",
@@ -199,31 +205,61 @@ pub(super) fn bucket(
     kind: DefinitionKind,
 ) -> Bucket {
     let fields = reader.fields(node, path, &BUCKET_KEYS);
-    let default = BucketLimit::default();
-    let whole = |reader: &mut Reader, key: &str, range, minus_one| {
-        let entry = fields.get(key)?;
-        reader.whole(entry.value, &path.key(key), range, minus_one)
+    let limit = match algorithm(reader, &fields, path) {
+        Some(Algorithm::TokenBucket) => token_limit(reader, &fields, path, kind),
+        Some(Algorithm::FixedWindow) => window_limit(reader, &fields, path, false),
+        Some(Algorithm::SlidingWindow) => window_limit(reader, &fields, path, true),
+        None => BucketLimit::default(),
     };
+    let max_idle = whole(reader, &fields, path, "max_idle_millis", 1..=i64::MAX, Some("never"));
+    let most = 1..=i64::MAX;
+    let max_tokens = whole(reader, &fields, path, "max_tokens_per_request", most, Some("no limit"));
+    let limit = BucketLimit {
+        max_idle_ms: max_idle.map_or(limit.max_idle_ms, |most| u64::try_from(most).ok()),
+        max_tokens_per_request: max_tokens
+            .map_or(limit.max_tokens_per_request, |most| u64::try_from(most).ok()),
+        soft_limit_percent: soft_limit_percent(reader, &fields, path),
+        ..limit
+    };
+    let enforce = enforce(reader, &fields, path);
+    Bucket { enforce, ..Bucket::new(indices.next(), limit) }
+}
 
-    let size = whole(reader, "size", 1..=MAX_SIZE, None);
-    let wait_timeout = whole(reader, "wait_timeout_millis", 0..=i64::MAX, None);
-    let max_idle = whole(reader, "max_idle_millis", 1..=i64::MAX, Some("never"));
-    let max_debt = whole(reader, "max_debt_millis", 0..=MAX_SPAN_MS, None);
-    let max_tokens = whole(reader, "max_tokens_per_request", 1..=i64::MAX, Some("no limit"));
-    let fill_rate = fill_rate(reader, &fields, path);
-    let soft_limit = soft_limit_percent(reader, &fields, path);
-    let prefetch = whole(reader, "prefetch", 1..=MAX_SIZE, None);
+fn whole(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &YamlPath<'_>,
+    key: &str,
+    range: RangeInclusive<i64>,
+    minus_one: Option<&'static str>,
+) -> Option<i64> {
+    let entry = fields.get(key)?;
+    reader.whole(entry.value, &path.key(key), range, minus_one)
+}
+
+/// Reads the keys of a token bucket.
+fn token_limit(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &YamlPath<'_>,
+    kind: DefinitionKind,
+) -> BucketLimit {
+    let default = BucketLimit::default();
+    let whole = |reader: &mut Reader, key, range| whole(reader, fields, path, key, range, None);
+    let size = whole(reader, "size", 1..=MAX_SIZE);
+    let wait_timeout = whole(reader, "wait_timeout_millis", 0..=i64::MAX);
+    let max_debt = whole(reader, "max_debt_millis", 0..=MAX_SPAN_MS);
+    let prefetch = whole(reader, "prefetch", 1..=MAX_SIZE);
+    let fill_rate = fill_rate(reader, fields, path);
     let rate = fill_rate.unwrap_or(default.fill_rate);
     let limit = BucketLimit {
         size_tokens: unsigned(size).unwrap_or(default.size_tokens),
         fill_rate: rate,
         wait_timeout_ms: unsigned(wait_timeout).unwrap_or(default.wait_timeout_ms),
-        max_idle_ms: max_idle.map_or(default.max_idle_ms, |most| u64::try_from(most).ok()),
         max_debt_ms: unsigned(max_debt).unwrap_or(default.max_debt_ms),
-        max_tokens_per_request: max_tokens
-            .map_or(Some((rate as u64).max(1)), |most| u64::try_from(most).ok()),
-        soft_limit_percent: soft_limit,
+        max_tokens_per_request: Some((rate as u64).max(1)),
         prefetch_tokens: unsigned(prefetch).unwrap_or(default.prefetch_tokens),
+        ..default
     };
     if let Some(entry) = fields.get("prefetch").filter(|_| prefetch.is_some()) {
         let size_valid = size.is_some() || fields.get("size").is_none();
@@ -232,10 +268,9 @@ pub(super) fn bucket(
     // If one of the two is invalid, the fill time is meaningless.
     let span_fields = [("size", size.is_some()), ("fill_rate", fill_rate.is_some())];
     if span_fields.iter().all(|(key, valid)| *valid || fields.get(key).is_none()) {
-        check_span(reader, &fields, path, &limit);
+        check_span(reader, fields, path, &limit);
     }
-    let enforce = enforce(reader, &fields, path);
-    Bucket { enforce, ..Bucket::new(indices.next(), limit) }
+    limit
 }
 
 fn soft_limit_percent(

@@ -11,7 +11,7 @@ use super::model::{
     Algorithm, Bucket, DomainLimits, HoldTemplate, Limits, MAX_DOMAINS, MAX_HOLDS, MAX_RESOURCES,
     Namespace, ResourceTemplate, Throttle, Unconfigured,
 };
-use super::throttles::span_text;
+use super::span::span_text;
 
 /// The limits as YAML with defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
@@ -112,11 +112,21 @@ fn namespace(owner: &Namespace) -> Mapping {
 fn bucket(bucket: &Bucket) -> Mapping {
     let limit = &bucket.limit;
     let mut fields = Mapping::new();
-    put(&mut fields, "size", limit.size_tokens);
-    put(&mut fields, "fill_rate", number(limit.fill_rate));
-    put(&mut fields, "wait_timeout_millis", limit.wait_timeout_ms);
-    put(&mut fields, "max_idle_millis", or_minus_one(limit.max_idle_ms));
-    put(&mut fields, "max_debt_millis", limit.max_debt_ms);
+    match &limit.window {
+        Some(window) => {
+            put(&mut fields, "algorithm", limit.algorithm());
+            put(&mut fields, "limit", limit.size_tokens);
+            put(&mut fields, "window", span_text(window.length_us));
+            put(&mut fields, "max_idle_millis", or_minus_one(limit.max_idle_ms));
+        }
+        None => {
+            put(&mut fields, "size", limit.size_tokens);
+            put(&mut fields, "fill_rate", number(limit.fill_rate));
+            put(&mut fields, "wait_timeout_millis", limit.wait_timeout_ms);
+            put(&mut fields, "max_idle_millis", or_minus_one(limit.max_idle_ms));
+            put(&mut fields, "max_debt_millis", limit.max_debt_ms);
+        }
+    }
     put(&mut fields, "max_tokens_per_request", or_minus_one(limit.max_tokens_per_request));
     if let Some(percent) = limit.soft_limit_percent {
         put(&mut fields, "soft_limit_percent", number(percent));

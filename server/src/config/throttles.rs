@@ -1,7 +1,6 @@
 //! Validation of throttles: the limits on hits of domains.
 
 use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use hashbrown::HashMap;
 
@@ -11,9 +10,10 @@ use super::glob::Glob;
 use super::model::{DomainLimits, MAX_DOMAINS, Throttle};
 use super::namespaces::enforce;
 use super::read::{Fields, Keys, Reader};
+use super::span::{span, span_text};
 use super::template_globs::{check_globs, glob};
 use super::tree::YamlNode;
-use crate::domain::throttle::{MAX_LIMIT, MAX_SPAN_US, MAX_TIERS, Tier};
+use crate::domain::throttle::{MAX_LIMIT, MAX_TIERS, Tier};
 
 const THROTTLE_KEYS: Keys = Keys {
     shape: "a mapping, such as { resource: \"search\", tiers: [...] }",
@@ -139,38 +139,6 @@ fn tier(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option
     })
 }
 
-/// Reads a length of time of whole milliseconds, at least `least_ms`, in µs. `meaning`: what to give if it
-/// is missing.
-fn span(
-    reader: &mut Reader,
-    fields: &Fields<'_>,
-    path: &YamlPath<'_>,
-    key: &str,
-    least_ms: u128,
-    meaning: &str,
-) -> Option<i64> {
-    const EXPECTED: &str = "a length of time, such as 500ms, 60s, 5m, 1h or 30d";
-    let Some(entry) = fields.get(key) else {
-        return reader.missing(fields, path, key, &format!("{meaning}, such as 60s"));
-    };
-    let path = path.key(key);
-    let text = reader.text(entry.value, &path, EXPECTED)?;
-    let most_ms = Duration::from_micros(MAX_SPAN_US as u64).as_millis();
-    let message = match humantime::parse_duration(text) {
-        Err(error) => format!("must be {EXPECTED}: {error}"),
-        Ok(span) if !span.subsec_nanos().is_multiple_of(1_000_000) => {
-            "must be whole milliseconds".to_owned()
-        }
-        Ok(span) if span.as_millis() < least_ms => "must be at least 1ms".to_owned(),
-        Ok(span) if span.as_millis() > most_ms => {
-            format!("must be at most {}d", most_ms / 86_400_000)
-        }
-        Ok(span) => return i64::try_from(span.as_micros()).ok(),
-    };
-    reader.fault(entry.value.line, &path, message);
-    None
-}
-
 /// The tier as it is applied, by the rules of the paper, with a notice of each change. `None`: it has no
 /// effect.
 fn normal(
@@ -201,12 +169,4 @@ fn normal(
         reader.notice(line("cooldown"), &path.key("cooldown"), message, true);
     }
     Some(Tier { window_us, active_us, ..tier })
-}
-
-/// A length of time of whole milliseconds, as the file may have it.
-pub(super) fn span_text(us: i64) -> String {
-    match us % 1_000_000 {
-        0 => format!("{}s", us / 1_000_000),
-        _ => format!("{}ms", us / 1000),
-    }
 }

@@ -14,6 +14,7 @@
 //! stores give bit-identical answers. Change the two together.
 
 use super::time::Micros;
+use super::window::{self, Window};
 
 /// Units of [`State::zero_frac`] per microsecond: 2^18. At 10^8 tokens per second, one token takes
 /// 0.01 µs or 2621 units, so rounding a cost up loses 0.04 % at most.
@@ -42,9 +43,11 @@ const TIME_MODULUS: i64 = 1 << 48;
 /// One bucket's limits as an operator writes them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketLimit {
-    /// The most tokens that the bucket holds.
+    /// The windows within which the tokens are limited; `None` for a token bucket.
+    pub window: Option<Window>,
+    /// The most tokens that the bucket holds, or that are granted within a window.
     pub size_tokens: u64,
-    /// Tokens that accrue per second.
+    /// Tokens that accrue per second; for a window, its limit by its length.
     pub fill_rate: f64,
     /// The longest wait that a grant may impose.
     pub wait_timeout_ms: u64,
@@ -64,6 +67,7 @@ pub struct BucketLimit {
 impl Default for BucketLimit {
     fn default() -> Self {
         Self {
+            window: None,
             size_tokens: 100,
             fill_rate: 50.0,
             wait_timeout_ms: 1000,
@@ -77,9 +81,34 @@ impl Default for BucketLimit {
 }
 
 impl BucketLimit {
+    /// The limits of a window.
+    pub fn of_window(limit: u64, window: Window) -> Self {
+        Self {
+            window: Some(window),
+            size_tokens: limit,
+            fill_rate: limit as f64 / (window.length_us as f64 / 1e6),
+            wait_timeout_ms: 0,
+            max_debt_ms: 0,
+            max_tokens_per_request: None,
+            ..Self::default()
+        }
+    }
+
+    /// The algorithm, as the limits file has it.
+    pub fn algorithm(&self) -> &'static str {
+        match self.window {
+            None => "token_bucket",
+            Some(Window { sliding: false, .. }) => "fixed_window",
+            Some(Window { sliding: true, .. }) => "sliding_window",
+        }
+    }
+
     /// Converts the limits to the units of the arithmetic.
     pub fn terms(&self) -> Terms {
-        Terms::new(self.size_tokens as f64, self.fill_rate, self.max_debt_ms)
+        match self.window {
+            Some(window) => Terms::of_window(self.size_tokens as f64, window),
+            None => Terms::new(self.size_tokens as f64, self.fill_rate, self.max_debt_ms),
+        }
     }
 
     /// Whether a grant exceeds the soft limit when it leaves `tokens` in a bucket of `size` tokens.
@@ -125,9 +154,12 @@ impl Mark {
     }
 }
 
-/// The limits of one bucket in the units of the arithmetic.
+/// The limits of one bucket in the units of the arithmetic. The balance of a window is what is left of its
+/// limit: there, one token costs 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
+    /// The windows; `None` for a token bucket.
+    pub window: Option<Window>,
     /// Time in which one token accrues, in µs.
     pub interval_us: f64,
     /// Time in which an empty bucket fills, in µs.
@@ -151,6 +183,7 @@ impl Terms {
         let interval_us = 1e6 / rate;
         let cap_us = size_tokens * interval_us;
         Self {
+            window: None,
             interval_us,
             cap_us,
             life_us: cap_us,
@@ -160,15 +193,32 @@ impl Terms {
         }
     }
 
-    /// The longest time that a state may exist after the last grant, in µs.
-    pub fn longest_life_us(&self) -> f64 {
-        self.life_us + self.grid_us + self.max_debt_us
+    fn of_window(limit: f64, window: Window) -> Self {
+        Self {
+            window: Some(window),
+            interval_us: 1.0,
+            cap_us: limit,
+            life_us: window.life_us() as f64,
+            max_debt_us: 0.0,
+            mark: Mark(0),
+            grid_us: 0.0,
+        }
     }
 
-    /// The share of one of `nodes` nodes that decide independently: rate and size are divided by
-    /// `nodes`, the size to one token at least. Wait and debt limits stay the same.
+    /// The longest time that a state may exist after the last grant, in µs.
+    pub fn longest_life_us(&self) -> f64 {
+        let of_window = self.window.map_or(0.0, |_| window::AHEAD_US as f64);
+        self.life_us + self.grid_us + self.max_debt_us + of_window
+    }
+
+    /// The share of one of `nodes` nodes that decide independently: rate and size, or the limit of a window, are
+    /// divided by `nodes`, to one token at least. Wait and debt limits stay the same.
     pub fn share(&self, nodes: u32) -> Self {
         let nodes = f64::from(nodes.max(1));
+        if self.window.is_some() {
+            let cap_us = (self.cap_us / nodes).floor().max(1.0);
+            return Self { cap_us, ..*self };
+        }
         let interval_us = self.interval_us * nodes;
         // A bucket of less than one token could never grant without debt.
         let cap_us = self.cap_us.max(interval_us);

@@ -1,6 +1,7 @@
 //! Domain logic as pure functions over plain data: bucket arithmetic, capacity sharing, leases,
 //! hits, holds, names and time. No I/O, no store, no file format and no clock: time is always a parameter.
 
+pub mod algorithm;
 pub mod bucket;
 pub mod holds;
 pub mod lease;
@@ -13,3 +14,4 @@ pub mod sum;
 pub mod throttle;
 pub mod time;
 pub mod wants_index;
+pub mod window;

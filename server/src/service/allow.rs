@@ -306,11 +306,14 @@ fn answer_from(
     match outcome.verdict {
         Verdict::TooManyBuckets => Answer::refused(Status::TooManyBuckets),
         Verdict::Refused => Answer {
-            retry_after_ms: bucket::retry_after_ms(
-                accrued_us,
-                &Terms { cap_us: full_us(), ..*terms },
-                &request.charge(),
-            ),
+            retry_after_ms: match outcome.retry {
+                Some(retry) => retry.after_ms(),
+                None => bucket::retry_after_ms(
+                    accrued_us,
+                    &Terms { cap_us: full_us(), ..*terms },
+                    &request.charge(),
+                ),
+            },
             tokens_available: terms.tokens(accrued_us),
             ..Answer::refused(Status::Timeout)
         },

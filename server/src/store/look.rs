@@ -3,7 +3,8 @@
 use std::future::Future;
 
 use super::{BucketRequest, Outcome, Store, StoreError, Verdict};
-use crate::domain::bucket::{self, BucketKind, State, Terms};
+use crate::domain::algorithm::{self, Decision, State};
+use crate::domain::bucket::{BucketKind, Terms};
 use crate::domain::time::Micros;
 
 /// A store whose buckets can be looked at. A call takes no longer than the store's deadline.
@@ -73,17 +74,23 @@ pub struct Prefetched {
 }
 
 impl Look {
-    /// The balance under `terms`, in µs of accrual; negative: debt.
+    /// The balance under `terms`, in µs of accrual; negative: debt. Of a window: what is left of its limit.
     pub fn accrued_us(&self, terms: &Terms) -> f64 {
-        bucket::balance_us(self.state.as_ref(), terms, self.now)
+        algorithm::balance(self.state.as_ref(), terms, self.now)
+    }
+
+    /// Time until the bucket is full under `terms` if no request comes, in whole milliseconds, rounded up.
+    pub fn full_in_ms(&self, terms: &Terms) -> i64 {
+        algorithm::full_in_ms(self.state.as_ref(), terms, self.now)
     }
 
     /// What the store would answer to `request`, unless the bucket gets no place.
     pub fn outcome(&self, request: &BucketRequest<'_>) -> Outcome {
         let decision =
-            bucket::decide(self.state.as_ref(), request.terms, &request.charge(), self.now);
+            algorithm::decide(self.state.as_ref(), request.terms, &request.charge(), self.now);
         let verdict = if decision.granted { Verdict::Granted } else { Verdict::Refused };
-        Outcome { verdict, accrued_us: decision.accrued_us, created: false, live: None }
+        let Decision { balance: accrued_us, retry, .. } = decision;
+        Outcome { verdict, accrued_us, retry, created: false, live: None }
     }
 
     /// The places, if the bucket has none and all are taken. After a bound was lowered, a place without
@@ -101,7 +108,8 @@ impl Prefetched {
     /// The node's answer to `request` without the store; `None` if it holds too few tokens.
     pub fn outcome(&self, request: &BucketRequest<'_>) -> Option<Outcome> {
         let accrued_us = request.terms.cost_us(self.here) + self.store_balance_us.max(0.0);
-        let granted = Outcome { verdict: Verdict::Granted, accrued_us, created: false, live: None };
+        let (verdict, retry) = (Verdict::Granted, None);
+        let granted = Outcome { verdict, accrued_us, retry, created: false, live: None };
         (self.here >= request.tokens).then_some(granted)
     }
 }

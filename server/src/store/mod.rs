@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::domain::algorithm::Retry;
 use crate::domain::bucket::{BucketKind, Charge, Terms};
 use crate::domain::lease::{Band, Grant, Holder, HolderRequest, ParentLease, Rules, Totals};
 use crate::domain::names::CallerId;
@@ -160,8 +161,11 @@ pub enum Verdict {
 pub struct Outcome {
     /// The decision.
     pub verdict: Verdict,
-    /// The bucket's balance before the request, in µs of accrual; negative: debt.
+    /// The bucket's balance before the request, in µs of accrual; negative: debt. Of a window: what is left
+    /// of its limit.
     pub accrued_us: f64,
+    /// After a refusal by a window: when to ask again. The balance of a token bucket says it.
+    pub retry: Option<Retry>,
     /// Whether this decision brought a dynamic bucket into use: it was full before.
     pub created: bool,
     /// How many dynamic buckets count towards the namespace's bound; `None` if the decision did not

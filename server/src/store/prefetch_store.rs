@@ -143,6 +143,7 @@ impl PrefetchedTokens {
             Outcome {
                 verdict: Verdict::Granted,
                 accrued_us: request.terms.cost_us(held) + entry.store_balance_us.max(0.0),
+                retry: None,
                 created: false,
                 live: None,
             }

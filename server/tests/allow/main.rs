@@ -11,3 +11,4 @@ mod looks;
 mod memory;
 mod prefetch;
 mod scenarios;
+mod windows;

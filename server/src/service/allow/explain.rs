@@ -10,6 +10,7 @@ use super::{
 use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, Terms};
 use crate::domain::names::CallerId;
+use crate::domain::window::Window;
 use crate::service::Error;
 use crate::store::look::{Look, Looks};
 use crate::store::{BucketRequest, TokenAction};
@@ -254,9 +255,14 @@ fn balance_steps(
 ) -> Answer<'static> {
     let (terms, accrued_us) = (request.terms, look.accrued_us(request.terms));
     let answer = answer_from(&look.outcome(request), request, found, || terms.cap_us);
-    balance_step(steps, accrued_us, terms);
-    wait_step(steps, request, accrued_us);
-    debt_step(steps, request, accrued_us);
+    balance_step(steps, look, terms);
+    match &terms.window {
+        Some(window) => window_step(steps, request, window, accrued_us),
+        None => {
+            wait_step(steps, request, accrued_us);
+            debt_step(steps, request, accrued_us);
+        }
+    }
     soft_limit_step(steps, &answer, found);
     answer
 }
@@ -269,9 +275,10 @@ fn soft_limit_step(steps: &mut Steps, answer: &Answer<'_>, found: &ResolvedBucke
     }
 }
 
-fn balance_step(steps: &mut Steps, accrued_us: f64, terms: &Terms) {
+fn balance_step(steps: &mut Steps, look: &Look, terms: &Terms) {
+    let accrued_us = look.accrued_us(terms);
     let (has, full) = (terms.tokens(accrued_us), terms.tokens(terms.cap_us));
-    let full_in_ms = bucket::full_in_ms(accrued_us, terms);
+    let full_in_ms = look.full_in_ms(terms);
     let text = match (has < 0.0, full_in_ms) {
         (true, _) => format!(
             "the bucket owes {}, which accrue in {}",
@@ -290,6 +297,16 @@ fn balance_step(steps: &mut Steps, accrued_us: f64, terms: &Terms) {
     };
     let numbers = [("tokens", has), ("full_tokens", full), ("full_in_millis", full_in_ms as f64)];
     steps.add("balance", Effect::Notes, text, numbers);
+}
+
+fn window_step(steps: &mut Steps, request: &BucketRequest<'_>, window: &Window, left: f64) {
+    let limit = request.terms.cap_us;
+    let length = time(window.length_us / 1000);
+    let kind = if window.sliding { "a sliding window" } else { "each fixed window" };
+    let text = format!("within {kind} of {length}, {} may be taken at most (limit)", tokens(limit));
+    let effect = Effect::of_rule(request.charge().cost_us <= left);
+    let window_ms = window.length_us as f64 / 1000.0;
+    steps.add("window", effect, text, [("most", limit), ("window_millis", window_ms)]);
 }
 
 fn wait_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64) {
@@ -334,8 +351,8 @@ fn summary(answer: &Answer<'_>) -> String {
         (Status::Ok, 0, _) => "would be granted at once",
         (Status::Ok, ms, _) => return format!("would be granted, to be used after {}", time(ms)),
         (Status::Timeout, _, 0) => {
-            "would be refused, and never be granted: it asks for more than the bucket and its debt \
-             limit allow"
+            "would be refused, and never be granted: it asks for more than the limits of the bucket \
+             allow"
         }
         (Status::Timeout, _, ms) => {
             let time = time(ms);

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
-use crate::domain::bucket::{self, BucketKind, Change, State};
+use crate::domain::algorithm::{self, Change, State};
+use crate::domain::bucket::BucketKind;
 use crate::domain::time::Micros;
 use crate::store::key::{Key, KeyRef};
 use crate::store::{BucketRequest, Outcome, TokenAction, Verdict};
@@ -118,17 +119,19 @@ impl Buckets {
             }
             _ => None,
         };
-        let decision = bucket::decide(state.as_ref(), request.terms, &request.charge(), now);
+        let decision = algorithm::decide(state.as_ref(), request.terms, &request.charge(), now);
         let kept = match decision.change {
             Change::Put(state) => Some(state),
             // Rewrite the unchanged state if its expiry may have to change.
             Change::Keep => state.filter(|_| request.rewrites()),
             Change::Remove => None,
         };
-        if let Some(kept) = kept {
+        // A state of another algorithm keeps its expiry.
+        let expiring = kept.and_then(|kept| Some((kept, kept.expires_ms(request.terms)?)));
+        if let Some((kept, expires_ms)) = expiring {
             let idle_at_ms =
                 request.idle_us().map(|idle_us| ceil_ms(now.0.saturating_add(idle_us)));
-            let expires_ms = kept.expires_ms(request.terms).min(idle_at_ms.unwrap_or(i64::MAX));
+            let expires_ms = expires_ms.min(idle_at_ms.unwrap_or(i64::MAX));
             match found {
                 Entry::Occupied(mut old) => {
                     let old = old.get_mut();
@@ -153,10 +156,11 @@ impl Buckets {
             old.remove();
             in_use.fetch_sub(1, Ordering::Relaxed);
         }
-        let was_full = decision.accrued_us >= request.terms.cap_us;
+        let was_full = decision.balance >= request.terms.cap_us;
         Outcome {
             verdict: if decision.granted { Verdict::Granted } else { Verdict::Refused },
-            accrued_us: decision.accrued_us,
+            accrued_us: decision.balance,
+            retry: decision.retry,
             created: decision.granted
                 && was_full
                 && request.action != TokenAction::GiveBack

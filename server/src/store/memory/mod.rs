@@ -189,7 +189,7 @@ impl Inner {
             buckets.decide(request, hash, now, place, &self.in_use)
         } else {
             let verdict = Verdict::TooManyBuckets;
-            Outcome { verdict, accrued_us: 0.0, created: false, live: None }
+            Outcome { verdict, accrued_us: 0.0, retry: None, created: false, live: None }
         };
         outcome.live = Some(count.load(Ordering::Relaxed) as u32);
         outcome

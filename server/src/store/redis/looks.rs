@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use super::owner::Owner;
 use super::wire::script::{self, Scripted};
 use super::{BucketCall, Inner, RedisStore, SHARED, Target, keys};
-use crate::domain::bucket::{STATE_BYTES, State};
+use crate::domain::algorithm::State;
 use crate::domain::time::{ManualClock, Micros};
 use crate::store::look::{Look, Looks, Places};
 use crate::store::{BucketRequest, StoreError};
@@ -86,8 +86,7 @@ impl Inner {
     /// absent, as in `lua/allow.lua`.
     fn state(&self, reply: &Value) -> Option<(Option<State>, Micros)> {
         let (bytes, now) = self.looked_at(reply)?;
-        let bytes = <&[u8; STATE_BYTES]>::try_from(bytes).ok();
-        Some((bytes.map(|bytes| State::decode(bytes, now)), now))
+        Some((State::decode(bytes, now), now))
     }
 
     /// The value in the reply of a look, empty if there is none, and the time of the look.

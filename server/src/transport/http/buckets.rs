@@ -14,7 +14,7 @@ use super::connection_context::ConnectionContext;
 use super::path_names::names;
 use super::{ApiState, access_denied, error_response, service_error};
 use crate::access::Caller;
-use crate::domain::bucket::{BucketKind, BucketLimit, Terms, full_in_ms, wait_ms};
+use crate::domain::bucket::{BucketKind, BucketLimit, Terms, wait_ms};
 use crate::service::allow::{Balance, BucketView, FillError, Filled, ServedBy};
 use crate::store::LeaseStore;
 use crate::store::look::{Look, Looks};
@@ -135,6 +135,8 @@ fn served_by_json(served_by: &ServedBy) -> Value {
 fn limit_json(limit: &BucketLimit) -> Value {
     let or_minus_one = |number: Option<u64>| number.map_or(json!(-1), Value::from);
     json!({
+        "algorithm": limit.algorithm(),
+        "window_millis": limit.window.map(|window| window.length_us / 1000),
         "size": limit.size_tokens,
         "fill_rate": limit.fill_rate,
         "wait_timeout_millis": limit.wait_timeout_ms,
@@ -157,7 +159,7 @@ fn balance_json(look: &Look, terms: &Terms) -> Value {
         "full_tokens": terms.tokens(terms.cap_us),
         "debt_tokens": (-tokens).max(0.0),
         "debt_millis": wait_ms(accrued_us),
-        "full_in_millis": full_in_ms(accrued_us, terms),
+        "full_in_millis": look.full_in_ms(terms),
         "in_use": look.state.is_some(),
         "dynamic_buckets": places,
     })

@@ -6,14 +6,18 @@ use std::ops::Range;
 use redis::{Cmd, Value};
 
 use super::script::Scripted;
+use crate::domain::algorithm::Retry;
 use crate::domain::bucket::BucketKind;
 use crate::domain::time::Micros;
+use crate::domain::window::MAX_LENGTH_US;
 use crate::store::redis::owner::Owner;
 use crate::store::{BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Verdict};
 
 /// Bits of a term's flags.
 const REWRITE: u32 = 1;
 const ENROLL: u32 = 2;
+const WINDOW: u32 = 4;
+const SLIDING: u32 = 8;
 
 /// Bytes of the reply for each run: a byte and a double.
 const RUN_BYTES: usize = 9;
@@ -22,6 +26,10 @@ const RUN_BYTES: usize = 9;
 const FULL: u8 = 127;
 const NO_PLACE: u8 = 254;
 const UNREADABLE: u8 = 255;
+
+/// The longest time after which a window may grant what it has refused: two of the longest windows, and an hour
+/// by which the clock may have stepped back.
+const LONGEST_RETRY_US: f64 = 2.0 * MAX_LENGTH_US as f64 + 3.6e9;
 
 /// The most decisions in a batch: a byte of the reply can count that many grants of a run. A larger
 /// batch would make a decision no cheaper, and whoever comes while it is in flight waits for all of
@@ -60,6 +68,7 @@ pub(crate) struct EncodedRequest {
     limits: Limits,
     cost_us: f64,
     max_wait_us: f64,
+    is_window: bool,
     dynamic: bool,
 }
 
@@ -78,6 +87,13 @@ impl EncodedRequest {
             Registration::Here { enroll: true, .. } => ENROLL,
             _ => 0,
         };
+        let (window, [grid_us, life_us]) = match terms.window {
+            None => (0, [terms.grid_us, terms.life_us]),
+            Some(window) => {
+                let sliding = if window.sliding { SLIDING } else { 0 };
+                (WINDOW | sliding, [terms.life_us, terms.cap_us])
+            }
+        };
         Self {
             key,
             owner,
@@ -88,10 +104,11 @@ impl EncodedRequest {
                 terms.max_debt_us,
                 f64::from(terms.mark.bits()),
                 request.idle_us().map_or(-1.0, |idle_us| idle_us as f64),
-                terms.grid_us,
-                terms.life_us,
-                f64::from(rewrite | enroll),
+                grid_us,
+                life_us,
+                f64::from(rewrite | enroll | window),
             ],
+            is_window: terms.window.is_some(),
             cost_us: charge.cost_us,
             max_wait_us: charge.max_wait_us,
             dynamic: matches!(request.kind, BucketKind::Dynamic { .. }),
@@ -140,6 +157,8 @@ struct Run {
     requests: Range<usize>,
     /// Index into the terms of the call.
     terms: u16,
+    /// Whether the reply has two entries for it.
+    is_window: bool,
     /// The number of its group, which are the runs with equal terms and costs; `None` if another run
     /// has the same key, and it is written on its own.
     group: Option<usize>,
@@ -206,15 +225,22 @@ impl Batch {
         requests: &[Q],
     ) -> Option<Vec<Option<Outcome>>> {
         let Value::BulkString(bytes) = reply else { return None };
-        let (of_runs, of_registers) = bytes.split_at_checked(self.runs.len() * RUN_BYTES)?;
-        let (of_runs, _) = of_runs.as_chunks::<RUN_BYTES>();
+        let windows = self.runs.iter().filter(|run| run.is_window).count();
+        let entries = self.runs.len() + windows;
+        let (of_runs, of_registers) = bytes.split_at_checked(entries * RUN_BYTES)?;
+        let mut of_runs = of_runs.as_chunks::<RUN_BYTES>().0.iter();
         let (of_registers, []) = of_registers.as_chunks::<8>() else { return None };
         if of_registers.len() != self.register_count {
             return None;
         }
         let mut outcomes = vec![None; requests.len()];
-        for (run, [byte, balance @ ..]) in self.runs.iter().zip(of_runs) {
+        for run in &self.runs {
+            let [byte, balance @ ..] = of_runs.next()?;
             let balance = f64::from_le_bytes(*balance);
+            let retry = match run.is_window {
+                true => Some(retry(of_runs.next()?)?),
+                false => None,
+            };
             if !balance.is_finite() {
                 return None;
             }
@@ -224,17 +250,29 @@ impl Batch {
             let indexes = &self.order[run.requests.clone()];
             for (nth, &index) in indexes.iter().enumerate() {
                 let request = requests[index].as_ref();
-                outcomes[index] = outcome(*byte, balance, live, nth, request);
+                outcomes[index] = outcome(*byte, (balance, retry), live, nth, request);
             }
         }
         Some(outcomes)
     }
 }
 
-/// The outcome of the `nth` request of a run, by the run's byte and double of the reply.
+/// The second entry of a run of requests to a window.
+fn retry([_, after_us @ ..]: &[u8; RUN_BYTES]) -> Option<Retry> {
+    match f64::from_le_bytes(*after_us) {
+        -1.0 => Some(Retry::Never),
+        after_us if (0.0..=LONGEST_RETRY_US).contains(&after_us) => {
+            Some(Retry::After(after_us as i64))
+        }
+        _ => None,
+    }
+}
+
+/// The outcome of the `nth` request of a run, by the run's byte and double of the reply, and for a window its
+/// second entry.
 fn outcome(
     byte: u8,
-    met_us: f64,
+    (met_us, retry): (f64, Option<Retry>),
     live: Option<u32>,
     nth: usize,
     request: &EncodedRequest,
@@ -246,8 +284,10 @@ fn outcome(
     };
     let refused = if byte == NO_PLACE { Verdict::TooManyBuckets } else { Verdict::Refused };
     let cap_us = request.limits[0];
+    let verdict = if nth < granted { Verdict::Granted } else { refused };
     Some(Outcome {
-        verdict: if nth < granted { Verdict::Granted } else { refused },
+        verdict,
+        retry: retry.filter(|_| verdict == Verdict::Refused),
         // Tokens put back into a full bucket are lost.
         accrued_us: (met_us - nth.min(granted) as f64 * request.cost_us).min(cap_us),
         created: nth == 0 && request.dynamic && was_full,
@@ -293,7 +333,8 @@ fn runs<'q>(
             terms.push(request);
             terms.len() - 1
         });
-        runs.push(Run { requests: at..at + 1, terms: known as u16, group: None });
+        let is_window = request.is_window;
+        runs.push(Run { requests: at..at + 1, terms: known as u16, is_window, group: None });
     }
     (terms, runs)
 }

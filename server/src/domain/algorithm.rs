@@ -1,0 +1,152 @@
+//! Buckets of every algorithm behind one interface. All have a balance, in the unit in which [`Terms`] give costs:
+//! µs of accrual for a token bucket, tokens that are left for a window. A state of another algorithm than the one
+//! in use counts as absent.
+
+use super::bucket::{self, Charge, STATE_BYTES, Terms};
+use super::time::Micros;
+use super::window::{WINDOW_STATE_BYTES, Window, WindowState};
+
+/// The stored state of a bucket. A bucket without a state is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// That of a token bucket.
+    Tokens(bucket::State),
+    /// That of a fixed or sliding window.
+    Window(WindowState),
+}
+
+/// The change that a request makes to a bucket's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The state stays unchanged.
+    Keep,
+    /// Store this state.
+    Put(State),
+    /// Remove the state: the bucket is full.
+    Remove,
+}
+
+/// A bucket's answer to one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// Whether the tokens are granted.
+    pub granted: bool,
+    /// The balance before the request; negative: in debt.
+    pub balance: f64,
+    /// After a refusal by a window: when to ask again.
+    pub retry: Option<Retry>,
+    /// The change to make to the state.
+    pub change: Change,
+}
+
+/// When a request that a window has refused would be granted, if nobody else asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// After this many µs.
+    After(i64),
+    /// Never: it asks for more than the limit.
+    Never,
+}
+
+impl Retry {
+    fn new(after_us: Option<i64>) -> Self {
+        after_us.map_or(Self::Never, Self::After)
+    }
+
+    /// In whole milliseconds, rounded up; 0: never.
+    pub fn after_ms(self) -> i64 {
+        match self {
+            Self::After(us) => (us + 999).div_euclid(1000),
+            Self::Never => 0,
+        }
+    }
+}
+
+impl State {
+    /// Decodes a stored value, which must be from within four and a half years of `now`. `None` if it is no
+    /// state.
+    pub fn decode(value: &[u8], now: Micros) -> Option<Self> {
+        if let Ok(bytes) = <&[u8; STATE_BYTES]>::try_from(value) {
+            return Some(Self::Tokens(bucket::State::decode(bytes, now)));
+        }
+        let bytes = <&[u8; WINDOW_STATE_BYTES]>::try_from(value).ok()?;
+        Some(Self::Window(WindowState::decode(bytes, now)))
+    }
+
+    /// When the state expires, in milliseconds since the epoch; `None` if it is of another algorithm.
+    pub fn expires_ms(&self, terms: &Terms) -> Option<i64> {
+        match (self, &terms.window) {
+            (Self::Tokens(state), None) => Some(state.expires_ms(terms)),
+            (Self::Window(state), Some(window)) => Some(state.expires_ms(window)),
+            _ => None,
+        }
+    }
+
+    fn tokens(&self) -> Option<&bucket::State> {
+        match self {
+            Self::Tokens(state) => Some(state),
+            Self::Window(_) => None,
+        }
+    }
+
+    fn window(&self) -> Option<&WindowState> {
+        match self {
+            Self::Window(state) => Some(state),
+            Self::Tokens(_) => None,
+        }
+    }
+}
+
+/// Decides one request at `now`. A `state` of `None` is a full bucket.
+pub fn decide(state: Option<&State>, terms: &Terms, charge: &Charge, now: Micros) -> Decision {
+    if let Some(window) = &terms.window {
+        return decide_window(state, window, (terms.cap_us, charge.cost_us), now);
+    }
+    let decision = bucket::decide(state.and_then(State::tokens), terms, charge, now);
+    let change = match decision.change {
+        bucket::Change::Keep => Change::Keep,
+        bucket::Change::Put(state) => Change::Put(State::Tokens(state)),
+        bucket::Change::Remove => Change::Remove,
+    };
+    Decision { granted: decision.granted, balance: decision.accrued_us, retry: None, change }
+}
+
+fn decide_window(
+    state: Option<&State>,
+    window: &Window,
+    (limit, cost): (f64, f64),
+    now: Micros,
+) -> Decision {
+    let decision = window.decide(state.and_then(State::window), (limit, cost), now);
+    let retry = decision.granted.is_none().then(|| Retry::new(decision.retry_after_us));
+    let put = |state| Change::Put(State::Window(state));
+    Decision {
+        granted: decision.granted.is_some(),
+        balance: decision.left,
+        retry,
+        change: decision.granted.map_or(Change::Keep, put),
+    }
+}
+
+/// The balance at `now`; negative: debt. A `state` of `None` is a full bucket.
+pub fn balance(state: Option<&State>, terms: &Terms, now: Micros) -> f64 {
+    match &terms.window {
+        Some(window) => {
+            let nothing = (terms.cap_us, 0.0);
+            window.decide(state.and_then(State::window), nothing, now).left
+        }
+        None => bucket::balance_us(state.and_then(State::tokens), terms, now),
+    }
+}
+
+/// Time until the bucket is full if no request comes, in whole milliseconds, rounded up.
+pub fn full_in_ms(state: Option<&State>, terms: &Terms, now: Micros) -> i64 {
+    match &terms.window {
+        Some(window) => {
+            let all = (terms.cap_us, terms.cap_us);
+            let decision = window.decide(state.and_then(State::window), all, now);
+            decision.retry_after_us.map_or(0, |us| Retry::After(us).after_ms())
+        }
+        None => bucket::full_in_ms(balance(state, terms, now), terms),
+    }
+}

@@ -1,0 +1,185 @@
+//! Scenarios of buckets that limit the tokens within windows, run on every store.
+
+use testkit::Service;
+use tollgate_server::domain::window::Window;
+use tollgate_server::service::allow::{Answer, Query, Status};
+use tollgate_server::store::look::Looks;
+
+const SECOND: i64 = 1_000_000;
+const MINUTE: i64 = 60 * SECOND;
+
+async fn ask<'a, S: Looks>(s: &Service<S>, bucket: &'a str, tokens: i64) -> Answer<'a> {
+    s.allow.allow(&Query { namespace: "ns", bucket, tokens, max_wait_ms: None }).await.unwrap()
+}
+
+fn set_limit<S: Looks>(s: &Service<S>, limit: &str) {
+    s.set_limits(&format!("namespaces: {{ ns: {{ buckets: {{ b: {{ {limit} }} }} }} }}"));
+}
+
+/// Moves the clock to the start of a later minute.
+fn to_next_minute<S: Looks>(s: &Service<S>) {
+    s.clock.advance(MINUTE - s.clock.now().0.rem_euclid(MINUTE));
+}
+
+#[track_caller]
+fn granted(answer: &Answer<'_>, left: f64) {
+    assert_eq!((answer.status, answer.wait_ms, answer.retry_after_ms), (Status::Ok, 0, 0));
+    assert_eq!(answer.tokens_available, left);
+}
+
+#[track_caller]
+fn refused(answer: &Answer<'_>, retry_after_ms: i64, left: f64) {
+    assert_eq!((answer.status, answer.tokens_granted), (Status::Timeout, 0));
+    assert_eq!((answer.retry_after_ms, answer.tokens_available), (retry_after_ms, left));
+}
+
+async fn a_fixed_window_begins_anew_on_the_clock<S: Looks>(s: &Service<S>) {
+    set_limit(s, "algorithm: fixed_window, limit: 5, window: 1m");
+    to_next_minute(s);
+    s.clock.advance(MINUTE - 1);
+    granted(&ask(s, "b", 2).await, 3.0);
+    granted(&ask(s, "b", 3).await, 0.0);
+    refused(&ask(s, "b", 1).await, 1, 0.0);
+    s.clock.advance(1);
+    // So twice the limit within two microseconds.
+    granted(&ask(s, "b", 5).await, 0.0);
+    s.clock.advance(20 * SECOND);
+    refused(&ask(s, "b", 5).await, 40_000, 0.0);
+    refused(&ask(s, "b", 6).await, 0, 0.0);
+    refused(&ask(s, "b", i64::MAX).await, 0, 0.0);
+}
+
+/// The example of the document: of a limit of 7, 5 in the last minute and 3 in this one, of which 30 % have
+/// passed: 3 + 5 × 0.7 = 6.5, of which 6 count.
+async fn a_sliding_window_counts_a_share_of_the_last_one<S: Looks>(s: &Service<S>) {
+    set_limit(s, "algorithm: sliding_window, limit: 7, window: 1m");
+    to_next_minute(s);
+    for left in [6.0, 5.0, 4.0, 3.0, 2.0] {
+        granted(&ask(s, "b", 1).await, left);
+    }
+    to_next_minute(s);
+    s.clock.advance(15 * SECOND);
+    // 5 × 0.75 = 3.75, of which 3 count.
+    for left in [3.0, 2.0, 1.0] {
+        granted(&ask(s, "b", 1).await, left);
+    }
+    s.clock.advance(3 * SECOND);
+    granted(&ask(s, "b", 1).await, 0.0);
+    // 4 + 5 × 0.7 = 7.5. The share of the last minute is less than 3 after 24 of its seconds.
+    refused(&ask(s, "b", 1).await, 6001, 0.0);
+    s.clock.advance(6 * SECOND);
+    refused(&ask(s, "b", 1).await, 1, 0.0);
+    s.clock.advance(1);
+    granted(&ask(s, "b", 1).await, 0.0);
+    // All of the limit, when less than one of these five counts: after 48 seconds of the next minute.
+    refused(&ask(s, "b", 7).await, 84_000, 0.0);
+}
+
+/// Asking after `retry_after` is granted, and a millisecond earlier is not.
+async fn retry_after_is_exact<S: Looks>(s: &Service<S>) {
+    for algorithm in ["fixed_window", "sliding_window"] {
+        set_limit(s, &format!("algorithm: {algorithm}, limit: 17, window: 7777ms"));
+        let (mut refusals, mut tokens) = (0, 1);
+        for _ in 0..200 {
+            let answer = ask(s, "b", tokens).await;
+            if answer.status == Status::Timeout {
+                refusals += 1;
+                s.clock.advance((answer.retry_after_ms - 1) * 1000);
+                assert_eq!(ask(s, "b", tokens).await.status, Status::Timeout, "{tokens}");
+                s.clock.advance(1000);
+                assert_eq!(ask(s, "b", tokens).await.status, Status::Ok, "{tokens}");
+            }
+            tokens = tokens * 5 % 17 + 1;
+            s.clock.advance(tokens * 100_001);
+        }
+        assert!(refusals > 50, "{refusals}");
+    }
+}
+
+async fn limits_and_algorithms_may_change<S: Looks>(s: &Service<S>) {
+    set_limit(s, "algorithm: fixed_window, limit: 5, window: 1m");
+    to_next_minute(s);
+    granted(&ask(s, "b", 5).await, 0.0);
+    // What was granted counts on, also by half and double the window.
+    set_limit(s, "algorithm: fixed_window, limit: 8, window: 1m");
+    granted(&ask(s, "b", 1).await, 2.0);
+    set_limit(s, "algorithm: sliding_window, limit: 3, window: 2m");
+    let left = ask(s, "b", 1).await;
+    assert_eq!((left.status, left.tokens_available), (Status::Timeout, 0.0));
+    // Another algorithm begins anew.
+    set_limit(s, "size: 10, fill_rate: 1/h");
+    granted(&ask(s, "b", 1).await, 9.0);
+    set_limit(s, "algorithm: fixed_window, limit: 5, window: 1m");
+    granted(&ask(s, "b", 1).await, 4.0);
+}
+
+async fn dynamic_buckets_have_windows_of_their_own<S: Looks>(s: &Service<S>) {
+    s.set_limits(
+        "namespaces: { ns: { max_dynamic_buckets: 2, dynamic_bucket_template: { algorithm: \
+         fixed_window, limit: 2, window: 1m } } }",
+    );
+    to_next_minute(s);
+    granted(&ask(s, "a", 2).await, 0.0);
+    granted(&ask(s, "b", 1).await, 1.0);
+    assert_eq!(ask(s, "c", 1).await.status, Status::TooManyBuckets);
+    refused(&ask(s, "a", 1).await, 60_000, 0.0);
+    // Their windows are over.
+    s.clock.advance(MINUTE + 1001);
+    assert_eq!(ask(s, "c", 1).await.status, Status::Ok);
+    granted(&ask(s, "d", 2).await, 0.0);
+}
+
+async fn soft_limits_shadow_and_the_bound_on_requests<S: Looks>(s: &Service<S>) {
+    set_limit(
+        s,
+        "algorithm: fixed_window, limit: 4, window: 1h, soft_limit_percent: 50, \
+         max_tokens_per_request: 3",
+    );
+    assert_eq!(ask(s, "b", 4).await.status, Status::TooManyTokens);
+    assert!(!ask(s, "b", 2).await.soft_limited);
+    let answer = ask(s, "b", 1).await;
+    assert!(answer.soft_limited);
+    assert_eq!(answer.limit, (4, 4.0 / 3600.0));
+    set_limit(s, "algorithm: fixed_window, limit: 4, window: 1h, enforce: false");
+    let shadow = ask(s, "b", 3).await;
+    assert_eq!((shadow.status, shadow.shadow, shadow.tokens_granted), (Status::Ok, true, 3));
+    granted(&ask(s, "b", 1).await, 0.0);
+}
+
+async fn a_look_takes_nothing_and_a_fill_forgets<S: Looks>(s: &Service<S>) {
+    set_limit(s, "algorithm: sliding_window, limit: 4, window: 1m");
+    to_next_minute(s);
+    granted(&ask(s, "b", 3).await, 1.0);
+    s.clock.advance(30 * SECOND);
+    for _ in 0..3 {
+        let view = s.allow.look(("ns", "b"), None).await.unwrap().unwrap();
+        assert_eq!(view.limit.window, Some(Window { length_us: MINUTE, sliding: true }));
+        let (look, terms) = view.balance.known().unwrap();
+        assert_eq!(terms.tokens(look.accrued_us(terms)), 1.0);
+        // Less than one of three is left of this minute after two thirds of the next one.
+        assert_eq!(look.full_in_ms(terms), 70_001);
+    }
+    let query = Query { namespace: "ns", bucket: "b", tokens: 2, max_wait_ms: None };
+    let explanation = s.allow.explain(&query, None).await.unwrap();
+    let steps: Vec<_> = explanation.steps.iter().map(|step| &*step.text).collect();
+    assert_eq!(
+        steps[2..],
+        [
+            "the bucket has 1 of 4 tokens, and is full in 1m 10s 1ms",
+            "within a sliding window of 1m, 4 tokens may be taken at most (limit)",
+        ]
+    );
+    refused(&explanation.answer, ask(s, "b", 2).await.retry_after_ms, 1.0);
+    s.allow.fill(("ns", "b"), false, None).await.unwrap();
+    granted(&ask(s, "b", 4).await, 0.0);
+}
+
+testkit::scenarios!(
+    a_fixed_window_begins_anew_on_the_clock,
+    a_sliding_window_counts_a_share_of_the_last_one,
+    retry_after_is_exact,
+    limits_and_algorithms_may_change,
+    dynamic_buckets_have_windows_of_their_own,
+    soft_limits_shadow_and_the_bound_on_requests,
+    a_look_takes_nothing_and_a_fill_forgets,
+);
