@@ -33,6 +33,7 @@ pub mod mixed_callers;
 mod node;
 pub mod property_tests;
 pub mod redis_cluster;
+pub mod redis_cost;
 mod redis_server;
 pub mod report;
 pub mod scenarios;

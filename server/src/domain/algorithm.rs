@@ -2,6 +2,8 @@
 //! µs of accrual for a token bucket, tokens that are left for a window. A state of another algorithm than the one
 //! in use counts as absent.
 
+use std::num::NonZeroI64;
+
 use super::bucket::{self, Charge, STATE_BYTES, Terms};
 use super::time::Micros;
 use super::window::{WINDOW_STATE_BYTES, Window, WindowState};
@@ -39,25 +41,29 @@ pub struct Decision {
     pub change: Change,
 }
 
-/// When a request that a window has refused would be granted, if nobody else asked.
+/// When a request that a window has refused would be granted, if nobody else asked: after so many µs, or
+/// [never](Self::NEVER). Small, as each request under way has room for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retry {
-    /// After this many µs.
-    After(i64),
-    /// Never: it asks for more than the limit.
-    Never,
-}
+pub struct Retry(NonZeroI64);
 
 impl Retry {
+    /// Never: it asks for more than the limit.
+    pub const NEVER: Self = Self(NonZeroI64::MIN);
+
+    /// After so many µs, at least 1.
+    pub fn after_us(us: i64) -> Self {
+        Self(NonZeroI64::new(us.max(1)).unwrap_or(NonZeroI64::MIN))
+    }
+
     fn new(after_us: Option<i64>) -> Self {
-        after_us.map_or(Self::Never, Self::After)
+        after_us.map_or(Self::NEVER, Self::after_us)
     }
 
     /// In whole milliseconds, rounded up; 0: never.
     pub fn after_ms(self) -> i64 {
         match self {
-            Self::After(us) => (us + 999).div_euclid(1000),
-            Self::Never => 0,
+            Self::NEVER => 0,
+            Self(us) => (us.get() + 999).div_euclid(1000),
         }
     }
 }
@@ -145,7 +151,7 @@ pub fn full_in_ms(state: Option<&State>, terms: &Terms, now: Micros) -> i64 {
         Some(window) => {
             let all = (terms.cap_us, terms.cap_us);
             let decision = window.decide(state.and_then(State::window), all, now);
-            decision.retry_after_us.map_or(0, |us| Retry::After(us).after_ms())
+            decision.retry_after_us.map_or(0, |us| Retry::after_us(us).after_ms())
         }
         None => bucket::full_in_ms(balance(state, terms, now), terms),
     }

@@ -1,31 +1,15 @@
 //! What requests for hits and holds cost Redis: CPU time, compared with one EVALSHA of a small token bucket
 //! for each request, and memory.
 
-use std::thread;
-
 use futures_util::future::join_all;
 use testkit::cluster::reserve_machine;
+use testkit::redis_cost::{CALLERS, CostMeter, TURN, TURNS, key, median};
 use testkit::{Redis, redis_store_by_its_own_clock, runtime};
 use tollgate_server::domain::holds::{HoldBounds, HoldLimits, HoldOutcome, NewHold};
 use tollgate_server::domain::throttle::{HitLimits, Tier};
 use tollgate_server::store::holds::{HoldStore, HoldTarget};
 use tollgate_server::store::redis::RedisStore;
 use tollgate_server::store::throttle::{HitRequest, ThrottleStore};
-
-/// What is compared with: the script of `tollgate-loadtest floor`.
-const NAIVE: &str = include_str!("../../../loadtest/src/commands/floor/bucket.lua");
-
-/// Requests in flight, over as many connections where requests are not put together.
-const CALLERS: usize = 32;
-
-/// Requests of each caller in a turn.
-const TURN: usize = 500;
-
-/// Kinds take turns, so that other load affects all of them.
-const TURNS: usize = 9;
-
-/// Domains that requests are for.
-const DOMAINS: usize = 1000;
 
 fn tier(limit: u64, window_s: i64) -> Tier {
     let window_us = window_s * 1_000_000;
@@ -37,42 +21,11 @@ fn tiers_only(tiers: &[Tier]) -> HitLimits<'_> {
     HitLimits { hard: None, global: None, tiers, known_only: false }
 }
 
-/// CPU time of Redis so far, in µs.
-fn cpu_us(connection: &mut redis::Connection) -> f64 {
-    let text: String = redis::cmd("INFO").arg("cpu").query(connection).unwrap();
-    let seconds = |name: &str| -> f64 {
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap().trim().parse().unwrap()
-    };
-    1e6 * (seconds("used_cpu_sys:") + seconds("used_cpu_user:"))
-}
-
-fn median(costs: &[f64]) -> f64 {
-    let mut costs = costs.to_vec();
-    costs.sort_by(f64::total_cmp);
-    costs[costs.len() / 2]
-}
-
-fn naive(connections: &mut [redis::Connection], hash: &str) {
-    thread::scope(|scope| {
-        for (caller, connection) in connections.iter_mut().enumerate() {
-            scope.spawn(move || {
-                for nth in 0..TURN {
-                    let key = format!("b{{shop:{}}}", (caller * 31 + nth * 7) % DOMAINS);
-                    let mut cmd = redis::cmd("EVALSHA");
-                    cmd.arg(hash).arg(1).arg(key).arg(2_000_000).arg(1000);
-                    cmd.query::<String>(connection).unwrap();
-                }
-            });
-        }
-    });
-}
-
 async fn hits(store: &RedisStore, limits: HitLimits<'_>, resource: &str) -> u64 {
     let caller = async |caller: usize| {
         let mut granted = 0;
         for nth in 0..TURN {
-            let domain = format!("{}", (caller * 31 + nth * 7) % DOMAINS);
+            let domain = key(caller, nth).to_string();
             let (caller, template, copies, min_copies) = (None, 0, 1, 1);
             let domain = &*domain;
             let request =
@@ -90,9 +43,7 @@ fn cpu_of_redis() {
     let _machine = reserve_machine();
     let redis = Redis::start();
     let runtime = runtime();
-    let mut inside = redis.connection();
-    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(NAIVE).query(&mut inside).unwrap();
-    let mut connections: Vec<_> = (0..CALLERS).map(|_| redis.connection()).collect();
+    let mut meter = CostMeter::new(&redis);
     let store = runtime.block_on(redis_store_by_its_own_clock(&redis));
     let one = [tier(100, 1)];
     let full = [tier(1, 60)];
@@ -110,15 +61,10 @@ fn cpu_of_redis() {
     ];
     let mut costs = vec![Vec::new(); kinds.len() + 1];
     for turn in 0..TURNS {
-        let mut measure = |run: &mut dyn FnMut()| {
-            let before = cpu_us(&mut inside);
-            run();
-            (cpu_us(&mut inside) - before) / (CALLERS * TURN) as f64
-        };
-        costs[0].push(measure(&mut || naive(&mut connections, &hash)));
+        costs[0].push(meter.of_naive());
         for (nth, (name, limits)) in kinds.iter().enumerate() {
             let granted = &mut 0;
-            let cost = measure(&mut || *granted = runtime.block_on(hits(&store, *limits, name)));
+            let cost = meter.of(|| *granted = runtime.block_on(hits(&store, *limits, name)));
             assert!(*granted > 0 || *name == "one tier, refused", "{name} in turn {turn}");
             costs[nth + 1].push(cost);
         }
@@ -180,21 +126,14 @@ fn cpu_of_redis_for_holds() {
     let _machine = reserve_machine();
     let redis = Redis::start();
     let runtime = runtime();
-    let mut inside = redis.connection();
-    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(NAIVE).query(&mut inside).unwrap();
-    let mut connections: Vec<_> = (0..CALLERS).map(|_| redis.connection()).collect();
+    let mut meter = CostMeter::new(&redis);
     let store = runtime.block_on(redis_store_by_its_own_clock(&redis));
     runtime.block_on(fill(&store, "a million"));
     let mut costs = [(); 3].map(|()| Vec::new());
     for _ in 0..TURNS {
-        let mut measure = |run: &mut dyn FnMut()| {
-            let before = cpu_us(&mut inside);
-            run();
-            (cpu_us(&mut inside) - before) / (CALLERS * TURN) as f64
-        };
-        costs[0].push(measure(&mut || naive(&mut connections, &hash)));
-        costs[1].push(measure(&mut || runtime.block_on(pairs(&store, "few"))));
-        costs[2].push(measure(&mut || runtime.block_on(pairs(&store, "a million"))));
+        costs[0].push(meter.of_naive());
+        costs[1].push(meter.of(|| runtime.block_on(pairs(&store, "few"))));
+        costs[2].push(meter.of(|| runtime.block_on(pairs(&store, "a million"))));
     }
     let [floor, few, million] = costs.map(|costs| median(&costs));
     println!("one EVALSHA a request: {floor:.1} µs");

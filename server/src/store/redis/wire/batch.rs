@@ -260,9 +260,9 @@ impl Batch {
 /// The second entry of a run of requests to a window.
 fn retry([_, after_us @ ..]: &[u8; RUN_BYTES]) -> Option<Retry> {
     match f64::from_le_bytes(*after_us) {
-        -1.0 => Some(Retry::Never),
+        -1.0 => Some(Retry::NEVER),
         after_us if (0.0..=LONGEST_RETRY_US).contains(&after_us) => {
-            Some(Retry::After(after_us as i64))
+            Some(Retry::after_us(after_us as i64))
         }
         _ => None,
     }

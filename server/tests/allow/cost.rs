@@ -1,0 +1,77 @@
+//! What the algorithms of buckets cost Redis in CPU time.
+
+use futures_util::future::join_all;
+use testkit::cluster::reserve_machine;
+use testkit::redis_cost::{CALLERS, CostMeter, TURN, TURNS, key, median};
+use testkit::{Redis, redis_store_by_its_own_clock, runtime};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit, Terms};
+use tollgate_server::domain::window::Window;
+use tollgate_server::store::redis::RedisStore;
+use tollgate_server::store::{BucketRequest, Store, TokenAction, Verdict};
+
+/// The number of requests that were granted.
+async fn decide(store: &RedisStore, namespace: &str, terms: &Terms) -> usize {
+    let caller = async |caller: usize| {
+        let mut granted = 0;
+        for nth in 0..TURN {
+            let name = key(caller, nth).to_string();
+            let request = BucketRequest {
+                caller: None,
+                namespace,
+                name: &name,
+                kind: BucketKind::Configured,
+                terms,
+                max_idle_ms: None,
+                tokens: 1,
+                action: TokenAction::Take { max_wait_ms: 0 },
+                prefetch: None,
+                rewrite: false,
+            };
+            let outcome = store.decide(&[request]).await.pop().unwrap().unwrap();
+            granted += usize::from(outcome.verdict == Verdict::Granted);
+        }
+        granted
+    };
+    join_all((0..CALLERS).map(caller)).await.into_iter().sum()
+}
+
+#[test]
+#[ignore = "measures CPU time: scripts/full.sh --only slow"]
+fn cpu_of_redis() {
+    let _machine = reserve_machine();
+    let redis = Redis::start();
+    let runtime = runtime();
+    let mut meter = CostMeter::new(&redis);
+    let store = runtime.block_on(redis_store_by_its_own_clock(&redis));
+    let window = |limit, sliding| {
+        let length_us = 60_000_000;
+        BucketLimit::of_window(limit, Window { length_us, sliding }).terms()
+    };
+    let tokens = BucketLimit { size_tokens: 1_000_000, ..BucketLimit::default() }.terms();
+    let kinds = [
+        ("token bucket", tokens, true),
+        ("fixed window", window(1_000_000, false), true),
+        ("fixed window, refused", window(1, false), false),
+        ("sliding window", window(1_000_000, true), true),
+        ("sliding window, refused", window(1, true), false),
+    ];
+    let mut costs = vec![Vec::new(); kinds.len() + 1];
+    for turn in 0..TURNS {
+        costs[0].push(meter.of_naive());
+        for (nth, (name, terms, is_granted)) in kinds.iter().enumerate() {
+            let granted = &mut 0;
+            let cost = meter.of(|| *granted = runtime.block_on(decide(&store, name, terms)));
+            // Where one a minute is granted, a minute may begin.
+            assert!(
+                turn == 0 || (*granted > CALLERS * TURN / 2) == *is_granted,
+                "{name}: {granted}"
+            );
+            costs[nth + 1].push(cost);
+        }
+    }
+    let floor = median(&costs[0]);
+    println!("one EVALSHA a request: {floor:.1} µs");
+    for ((name, ..), costs) in kinds.iter().zip(&costs[1..]) {
+        println!("{name}: {:.1} µs, {:.2} of it", median(costs), median(costs) / floor);
+    }
+}
