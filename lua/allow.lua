@@ -54,7 +54,8 @@
 -- that costs are in tokens. `grid` is how long a count matters from the start of its window, in µs: the
 -- length of a window, and twice that for one that slides; `life` is cap, `max_debt` 0. The state has 14 bytes,
 -- '<I6I4I4': a time within the window, in µs modulo 2^48, the tokens granted in it, and those granted in the
--- window before. It expires when it matters no more.
+-- window before. It expires when it matters no more. It has a key of its own, so that nodes with different
+-- algorithms for a bucket do not overwrite each other's states.
 --
 -- Expiry. A state may outlive the time at which its bucket is full. It expires at the next step of
 -- the grid after that. A grant that does not pass a step leaves the expiry as it is, which saves a
@@ -245,7 +246,7 @@ while at <= #groups do
     local retry = 0
 
     -- 1. Place: a bucket without a state needs one in the register.
-    if not value or #value ~= STATE_BYTES and #value ~= WINDOW_BYTES then
+    if not value or #value ~= state_bytes then
       if type(value) == 'table' then
         granted = UNREADABLE
       elseif register < 0 then
@@ -282,18 +283,16 @@ while at <= #groups do
       -- be written anew to say so under these terms; carried: a debt beyond the limit is kept.
       local since, part, restated, carried, full_at_before
       local moment, start, state_at, current, previous, is_of_this_window, own_at
-      -- A state of another algorithm counts as absent, but has its place.
-      local own = value and #value == state_bytes and value
       balance = cap
       if length then
         moment, start, state_at, current, previous, is_of_this_window, own_at =
-          window_counts(own, now, length)
+          window_counts(value, now, length)
         local used = current
         if sliding then used = used + math.floor(previous * (start + length - moment) / length) end
         balance = math.max(cap - used, 0)
         since, part = balance, 0
-      elseif own then
-        local zero, rest = unpack_bytes(STATE, own)
+      elseif value then
+        local zero, rest = unpack_bytes(STATE, value)
         since = (now - zero) % TIME_MODULUS
         if since >= HALF then since = since - TIME_MODULUS end
         part = rest - mark
@@ -374,16 +373,16 @@ while at <= #groups do
         if granted > 0 then
           state = pack(WINDOW, state_at % TIME_MODULUS, current, previous)
           keeps_expiry, step = is_of_this_window and not rewrite, start
-        elseif own and rewrite then
-          state, step = own, own_at - own_at % length
+        elseif value and rewrite then
+          state, step = value, own_at - own_at % length
         end
-      elseif changed and full and not (own and cap < life) then
+      elseif changed and full and not (value and cap < life) then
         -- A full bucket needs no state, unless it may not be full by the terms of another node.
-        if own then
+        if value then
           call('DEL', keys[index])
           written, value = true, false
         end
-      elseif changed or own and rewrite then
+      elseif changed or value and rewrite then
         if changed and full then
           since, part = since_zero(cap)
           full_at_before, carried = nil, false
@@ -406,7 +405,13 @@ while at <= #groups do
             if idle >= 0 then expires_ms = math.min(expires_ms, math.ceil((now + idle) / 1000)) end
             expires_ms = string.format('%.0f', expires_ms)
           end
-          local reply = pcall('SET', keys[index], state, 'PXAT', expires_ms)
+          local until_ms = expires_ms
+          if length and rewrite and value then
+            -- Nodes with longer windows may still need the state.
+            local kept_ms = call('PEXPIRETIME', keys[index])
+            until_ms = string.format('%.0f', math.max(tonumber(expires_ms), kept_ms))
+          end
+          local reply = pcall('SET', keys[index], state, 'PXAT', until_ms)
           if reply.ok then
             if register > 0 and (enroll or not value) then
               local added = added_to[register] or {}

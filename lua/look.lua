@@ -1,5 +1,5 @@
 -- Looks at a bucket, and fills it up if it is told to. The node computes the balance:
--- domain::bucket::balance_us.
+-- domain::algorithm::balance.
 --
 -- Atomic so that state and time belong together, and so that no decision comes between the look and
 -- the removal.

@@ -37,6 +37,7 @@ pub(super) struct Allowance {
     size_tokens: f64,
     fill_rate: f64,
     debt_tokens: f64,
+    has_windows: bool,
     /// Idle time after which a dynamic bucket is removed and starts full again.
     renewed_after: Option<Duration>,
 }
@@ -51,6 +52,7 @@ impl Allowance {
                 Some(_) => limit.size_tokens as f64,
                 None => limit.fill_rate * limit.max_debt_ms as f64 / 1000.0,
             },
+            has_windows: limit.window.is_some(),
             renewed_after: limit.max_idle_ms.filter(|_| dynamic).map(Duration::from_millis),
         }
     }
@@ -65,9 +67,14 @@ impl Allowance {
             + self.fill_rate * span.as_secs_f64()
     }
 
-    /// Initial tokens plus those filled within `span`.
+    /// Initial tokens plus those filled within `span`; of windows, the limits of those that begin and end
+    /// within it, or of the first one.
     pub(super) fn accrual_tokens(&self, span: Duration) -> f64 {
-        self.size_tokens + self.fill_rate * span.as_secs_f64()
+        let filled = self.fill_rate * span.as_secs_f64();
+        match self.has_windows {
+            true => self.size_tokens * ((filled / self.size_tokens).floor() - 1.0).max(1.0),
+            false => self.size_tokens + filled,
+        }
     }
 }
 

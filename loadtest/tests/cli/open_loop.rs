@@ -89,6 +89,7 @@ fn warm_up_is_left_out_of_counts_but_not_of_the_books() {
     let run = server.load("--rate 500 --warmup 500ms --duration 500ms --json");
     let report = run.json();
     assert_eq!(report["requests"], 250);
-    assert_eq!(report["books"]["granted_tokens"], 500);
-    assert_eq!(server.seen(), 500);
+    assert_eq!(report["books"]["granted_tokens"], server.seen());
+    // A busy machine may send fewer than 250 in the warm-up.
+    assert!(server.seen() > report["granted"].as_u64().unwrap() + 100, "{report}");
 }

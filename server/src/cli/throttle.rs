@@ -77,6 +77,10 @@ fn in_a_second(limit: &Value, number: &Value) -> String {
 fn tier(limits: &Value, now: &Value) -> String {
     let (limit, window) = (hits(&limits["limit"]), time(&limits["window_millis"]));
     let (ends, active) = (time(&now["ends_in_millis"]), time(&limits["active_millis"]));
+    let cooldown = match &limits["cooldown_millis"] {
+        none if none == 0 => String::new(),
+        some => format!(", then {} of cooldown", time(some)),
+    };
     let skippable = if limits["skippable"] == true { ", skippable" } else { "" };
     match now["state"].as_str() {
         Some("active") => {
@@ -86,7 +90,10 @@ fn tier(limits: &Value, now: &Value) -> String {
         Some("cooling_down") => {
             format!("cooling down for {ends}{skippable}: {limit} in {window}, for {active}")
         }
-        _ => format!("inactive{skippable}: {limit} in {window}, for {active}"),
+        _ if limits["limit"] == 0 && limits["skippable"] == false => {
+            "never entered, and bars those above it: its limit is 0".to_owned()
+        }
+        _ => format!("inactive{skippable}: {limit} in {window}, for {active}{cooldown}"),
     }
 }
 
@@ -160,6 +167,8 @@ mod tests {
                       "skippable": true },
                     { "limit": 1000, "window_millis": 1000, "active_millis": 2000, "cooldown_millis": 9000,
                       "skippable": false },
+                    { "limit": 0, "window_millis": 1000, "active_millis": 2000, "cooldown_millis": 0,
+                      "skippable": false },
                 ],
             },
             "now": {
@@ -167,6 +176,7 @@ mod tests {
                 "tiers": [
                     { "state": "active", "ends_in_millis": 61_001, "hits": 37 },
                     { "state": "cooling_down", "ends_in_millis": 5000, "hits": 0 },
+                    { "state": "inactive", "ends_in_millis": null, "hits": 0 },
                     { "state": "inactive", "ends_in_millis": null, "hits": 0 },
                 ],
                 "next_hit_in_millis": 0, "too_many_domains": false,
@@ -184,7 +194,8 @@ mod tests {
              second    3 of 50 for the domain, no limit for all domains\n\
              tier 1    active for 1m 1s 1ms: 37 of 100 hits in 1m\n\
              tier 2    cooling down for 5s, skippable: 1 hit in 1s, for 2s\n\
-             tier 3    inactive: 1000 hits in 1s, for 2s\n\
+             tier 3    inactive: 1000 hits in 1s, for 2s, then 9s of cooldown\n\
+             tier 4    never entered, and bars those above it: its limit is 0\n\
              next hit  now\n\
              enforced  no: hits are granted all the same, and counted where these limits have room\n"
         );

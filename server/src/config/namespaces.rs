@@ -221,6 +221,14 @@ pub(super) fn bucket(
         soft_limit_percent: soft_limit_percent(reader, &fields, path),
         ..limit
     };
+    if let (Some(window), Some(idle_ms)) = (limit.window, limit.max_idle_ms)
+        && idle_ms < window.life_us().unsigned_abs() / 1000
+        && let Some(entry) = fields.get("max_idle_millis")
+    {
+        let message = "is shorter than what is granted counts: a bucket that is idle for so long \
+                       may grant its limit again";
+        reader.notice(entry.line, &path.key(entry.key), message, true);
+    }
     let enforce = enforce(reader, &fields, path);
     Bucket { enforce, ..Bucket::new(indices.next(), limit) }
 }

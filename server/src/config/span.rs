@@ -24,6 +24,9 @@ pub(super) fn span(
     let text = reader.text(entry.value, &path, EXPECTED)?;
     let message = match humantime::parse_duration(text) {
         Err(error) => format!("must be {EXPECTED}: {error}"),
+        Ok(_) if !has_plain_units(text) => {
+            "must be in ms, s, m, h or d: a month or a year has no fixed length".to_owned()
+        }
         Ok(span) if !span.subsec_nanos().is_multiple_of(1_000_000) => {
             "must be whole milliseconds".to_owned()
         }
@@ -35,6 +38,18 @@ pub(super) fn span(
     };
     reader.fault(entry.value.line, &path, message);
     None
+}
+
+/// Whether all units are of a fixed length, and can't be mistaken: `1M` would be a month.
+fn has_plain_units(text: &str) -> bool {
+    let units = text.split(|c: char| !c.is_alphabetic()).filter(|unit| !unit.is_empty());
+    let mut units =
+        units.map(|unit| unit.strip_suffix('s').filter(|one| one.len() > 2).unwrap_or(unit));
+    units.all(|unit| {
+        let known =
+            ["ms", "s", "sec", "second", "m", "min", "minute", "h", "hr", "hour", "d", "day"];
+        known.contains(&unit)
+    })
 }
 
 /// A length of time of whole milliseconds, as the file may have it.

@@ -14,7 +14,7 @@
 //! stores give bit-identical answers. Change the two together.
 
 use super::time::Micros;
-use super::window::{self, Window};
+use super::window::Window;
 
 /// Units of [`State::zero_frac`] per microsecond: 2^18. At 10^8 tokens per second, one token takes
 /// 0.01 µs or 2621 units, so rounding a cost up loses 0.04 % at most.
@@ -207,8 +207,7 @@ impl Terms {
 
     /// The longest time that a state may exist after the last grant, in µs.
     pub fn longest_life_us(&self) -> f64 {
-        let of_window = self.window.map_or(0.0, |_| window::AHEAD_US as f64);
-        self.life_us + self.grid_us + self.max_debt_us + of_window
+        self.life_us + self.grid_us + self.max_debt_us
     }
 
     /// The share of one of `nodes` nodes that decide independently: rate and size, or the limit of a window, are

@@ -19,7 +19,7 @@ pub const WINDOW_STATE_BYTES: usize = 14;
 
 /// How far in the future, in µs, the counts may be: the clock may have stepped back. Counts that are further
 /// ahead are forgotten.
-pub const AHEAD_US: i64 = 3_600_000_000;
+const AHEAD_US: i64 = 3_600_000_000;
 
 const TIME_MODULUS: i64 = 1 << 48;
 

@@ -30,7 +30,8 @@ impl Key {
 /// A [`Key`] with borrowed names, for lookups without allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct KeyRef<'a> {
-    /// `b`: a configured or dynamic bucket; `d`: a namespace's default; `g`: the global default.
+    /// `b`: a configured or dynamic bucket; `d`: a namespace's default; `g`: the global default. In upper
+    /// case: the same with windows.
     kind: u8,
     namespace: &'a str,
     name: &'a str,
@@ -56,10 +57,14 @@ impl<'a> From<&'a Key> for KeyRef<'a> {
 
 impl<'a> KeyRef<'a> {
     pub(super) fn of(request: &BucketRequest<'a>) -> Self {
-        Self::new(request.kind, request.namespace, request.name)
+        let key = Self::new(request.kind, request.namespace, request.name);
+        match request.has_windows() {
+            true => Self { kind: key.kind.to_ascii_uppercase(), ..key },
+            false => key,
+        }
     }
 
-    /// The key of the bucket that serves `name` in `namespace`.
+    /// The key of the token bucket that serves `name` in `namespace`.
     pub(super) fn new(kind: BucketKind, namespace: &'a str, name: &'a str) -> Self {
         match kind {
             BucketKind::Configured | BucketKind::Dynamic { .. } => {

@@ -96,6 +96,12 @@ impl BucketRequest<'_> {
         }
     }
 
+    /// Whether the bucket counts within windows. Its state then has a key of its own, so that nodes with
+    /// different algorithms do not overwrite each other's states.
+    fn has_windows(&self) -> bool {
+        self.terms.window.is_some()
+    }
+
     /// Whether the expiry of the bucket's state must be written with every decision: because it may
     /// have been computed from other limits, or because the bucket may become idle before it is
     /// full.

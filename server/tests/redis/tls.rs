@@ -86,10 +86,9 @@ fn node_with(
     trusted: &Path,
     more: &[&str],
 ) -> (BackgroundCommand, SocketAddr) {
-    let http = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let node = BackgroundCommand::start(
         command()
-            .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", &http.to_string()])
+            .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
             .args(more)
             .args(["--store-timeout", "5s", "--limits"])
             .arg(limits.path())
@@ -97,7 +96,10 @@ fn node_with(
             .env("SSL_CERT_FILE", trusted),
     );
     node.wait_for_output("serving");
-    (node, http)
+    let output = node.output();
+    let (_, http) = output.split_once(" http=").unwrap_or_else(|| panic!("{output}"));
+    let http = http.split_whitespace().next().unwrap_or_default().parse();
+    (node, http.unwrap_or_else(|error| panic!("{error}: {output}")))
 }
 
 fn ask(address: SocketAddr) -> HttpResponse {

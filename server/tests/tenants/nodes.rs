@@ -269,7 +269,7 @@ fn hits_are_shown_and_forgotten() {
              limits    those of all domains without their own, for \"sea*/*\"\n\
              second    0 of 100 for the domain, no limit for all domains\n\
              tier 1    inactive: 1 hit in 1h, for 1h\n\
-             tier 2    inactive, skippable: 2 hits in 1h, for 1h\n\
+             tier 2    inactive, skippable: 2 hits in 1h, for 1h, then 1day of cooldown\n\
              next hit  now\n",
             "{shown:?}"
         );

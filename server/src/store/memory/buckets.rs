@@ -126,12 +126,26 @@ impl Buckets {
             Change::Keep => state.filter(|_| request.rewrites()),
             Change::Remove => None,
         };
-        // A state of another algorithm keeps its expiry.
         let expiring = kept.and_then(|kept| Some((kept, kept.expires_ms(request.terms)?)));
-        if let Some((kept, expires_ms)) = expiring {
+        if let Some((kept, ends_ms)) = expiring {
             let idle_at_ms =
                 request.idle_us().map(|idle_us| ceil_ms(now.0.saturating_add(idle_us)));
-            let expires_ms = expires_ms.min(idle_at_ms.unwrap_or(i64::MAX));
+            let expires_ms = ends_ms.min(idle_at_ms.unwrap_or(i64::MAX));
+            let known = match &found {
+                Entry::Occupied(old) => state.map(|state| (state, old.get().expires_ms)),
+                Entry::Vacant(_) => None,
+            };
+            let expires_ms = match known {
+                Some((_, known_ms)) if request.has_windows() && request.rewrites() => {
+                    // Nodes with longer windows may still need the state.
+                    expires_ms.max(known_ms)
+                }
+                Some((state, known_ms)) if request.has_windows() => {
+                    let is_of_this_window = state.expires_ms(request.terms) == Some(ends_ms);
+                    if is_of_this_window { known_ms } else { expires_ms }
+                }
+                _ => expires_ms,
+            };
             match found {
                 Entry::Occupied(mut old) => {
                     let old = old.get_mut();

@@ -7,6 +7,7 @@
 //! | `i{ns}` | the register of a namespace that bounds its dynamic buckets | the namespace |
 //! | `d{ns}` | the namespace's default bucket | the namespace |
 //! | `g` | the global default bucket | – |
+//! | `B{ns:bucket}`, `D{ns}`, `G` | the same for buckets with windows | as theirs |
 //! | `h{resource}` | a resource's leases by holder, and their sums | the resource |
 //! | `w{resource}` | its holders by their wants | the resource |
 //! | `e{resource}` | its holders by the expiry of their leases | the resource |
@@ -39,6 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::domain::bucket::BucketKind;
+use crate::store::BucketRequest;
 
 /// The keys of which each server has its own copy.
 #[derive(Clone, Debug)]
@@ -145,13 +147,18 @@ impl HoldKeys {
     }
 }
 
-/// The key of a bucket's state.
-pub(super) fn state(kind: BucketKind, namespace: &str, name: &str) -> Vec<u8> {
-    match kind {
+/// The key of the state of a request's bucket.
+pub(super) fn state(request: &BucketRequest<'_>) -> Vec<u8> {
+    let BucketRequest { kind, namespace, name, .. } = *request;
+    let mut key = match kind {
         BucketKind::GlobalDefault => b"g".to_vec(),
         BucketKind::NamespaceDefault => tagged(b'd', namespace, None),
         BucketKind::Configured | BucketKind::Dynamic { .. } => tagged(b'b', namespace, Some(name)),
+    };
+    if request.has_windows() {
+        key[0] = key[0].to_ascii_uppercase();
     }
+    key
 }
 
 /// The key of the hits of a domain on a resource.
@@ -190,9 +197,9 @@ pub(super) fn registered_name(name: &str) -> Vec<u8> {
     escaped
 }
 
-/// The key of a bucket's state, by the bucket's name in the register of its namespace.
-pub(super) fn registered_state(namespace: &str, registered_name: &[u8]) -> Vec<u8> {
-    let mut key = tagged(b'b', namespace, Some(""));
+/// The key of the state of a bucket like that of a request, by its name in the register of the namespace.
+pub(super) fn registered_state(request: &BucketRequest<'_>, registered_name: &[u8]) -> Vec<u8> {
+    let mut key = state(&BucketRequest { name: "", ..*request });
     key.pop();
     [&key, registered_name, b"}"].concat()
 }
@@ -226,8 +233,36 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::domain::bucket::{BucketLimit, Terms};
+    use crate::domain::window::Window;
+    use crate::store::TokenAction;
 
     const DYNAMIC: BucketKind = BucketKind::Dynamic { max_buckets: None };
+
+    /// Those of a token bucket, and of windows.
+    fn terms() -> (Terms, Terms) {
+        let windows = Window { length_us: 1, sliding: true };
+        (BucketLimit::default().terms(), BucketLimit::of_window(1, windows).terms())
+    }
+
+    fn request<'a>(
+        kind: BucketKind,
+        terms: &'a Terms,
+        (namespace, name): (&'a str, &'a str),
+    ) -> BucketRequest<'a> {
+        BucketRequest {
+            caller: None,
+            namespace,
+            name,
+            kind,
+            terms,
+            max_idle_ms: None,
+            tokens: 1,
+            action: TokenAction::TakeAvailable,
+            prefetch: None,
+            rewrite: false,
+        }
+    }
 
     /// What Redis Cluster hashes: from the first `{` to the next `}`, if anything is between.
     fn tag(key: &[u8]) -> &[u8] {
@@ -241,7 +276,14 @@ mod tests {
     #[test]
     fn schema() {
         let text = |key: Vec<u8>| String::from_utf8(key).unwrap();
-        let key = |kind| text(state(kind, "ns", "a:b}"));
+        let (tokens, windows) = terms();
+        let names = ("ns", "a:b}");
+        let key = |kind| text(state(&request(kind, &tokens, names)));
+        assert_eq!(text(state(&request(DYNAMIC, &windows, names))), "B{ns:a:b%7D}");
+        assert_eq!(text(state(&request(BucketKind::NamespaceDefault, &windows, names))), "D{ns}");
+        assert_eq!(text(state(&request(BucketKind::GlobalDefault, &windows, names))), "G");
+        let registered = registered_state(&request(DYNAMIC, &windows, names), b"c%7D");
+        assert_eq!(text(registered), "B{ns:c%7D}");
         assert_eq!(key(DYNAMIC), "b{ns:a:b%7D}");
         assert_eq!(key(BucketKind::Dynamic { max_buckets: Some(1) }), "b{ns:a:b%7D}");
         assert_eq!(key(BucketKind::Configured), "b{ns:a:b%7D}");
@@ -267,9 +309,14 @@ mod tests {
     /// All the keys that come of some names: each with what it is about.
     fn all_keys(namespace: &str, bucket: &str, resource: &str) -> Vec<(Vec<u8>, String)> {
         let ResourceKeys { holders, by_wants, by_expiry, upstream } = ResourceKeys::new(resource);
-        let key = |kind| state(kind, namespace, bucket);
+        let (tokens, windows) = terms();
+        let key = |kind| state(&request(kind, &tokens, (namespace, bucket)));
+        let of_windows = |kind| state(&request(kind, &windows, (namespace, bucket)));
         let mut all = vec![
             (key(DYNAMIC), format!("bucket {namespace:?} {bucket:?}")),
+            (of_windows(DYNAMIC), format!("windows {namespace:?} {bucket:?}")),
+            (of_windows(BucketKind::NamespaceDefault), format!("default windows {namespace:?}")),
+            (of_windows(BucketKind::GlobalDefault), "global windows".to_owned()),
             (register(namespace), format!("register {namespace:?}")),
             (history(resource, bucket), format!("hits {resource:?} {bucket:?}")),
             (key(BucketKind::NamespaceDefault), format!("default {namespace:?}")),
@@ -325,11 +372,13 @@ mod tests {
             }
             let register = register(&ns);
             prop_assert_eq!(tag(&register), escaped(&ns));
-            let key = state(DYNAMIC, &ns, &bucket);
+            let (tokens, _) = terms();
+            let of = |ns, bucket| request(DYNAMIC, &tokens, (ns, bucket));
+            let key = state(&of(&ns, &bucket));
             prop_assert_eq!(tag(&key), &key[2..key.len() - 1]);
             // Register and name give the key again, here and in lua/allow.lua.
             let name = registered_name(&bucket);
-            prop_assert_eq!(&registered_state(&ns, &name), &key);
+            prop_assert_eq!(&registered_state(&of(&ns, ""), &name), &key);
             prop_assert_eq!(&key[register.len()..key.len() - 1], name);
         }
 
@@ -339,7 +388,9 @@ mod tests {
             other_ns in "[a%{}]{1,3}", other_bucket in "[a:%{}]{1,4}",
         ) {
             prop_assume!((&ns, &bucket) != (&other_ns, &other_bucket));
-            prop_assert_ne!(state(DYNAMIC, &ns, &bucket), state(DYNAMIC, &other_ns, &other_bucket));
+            let (tokens, _) = terms();
+            let key = |ns, bucket| state(&request(DYNAMIC, &tokens, (ns, bucket)));
+            prop_assert_ne!(key(&ns, &bucket), key(&other_ns, &other_bucket));
         }
     }
 }

@@ -44,7 +44,7 @@ impl Looks for RedisStore {
 
 impl Inner {
     fn look_call<'a>(&self, request: &'a BucketRequest<'a>) -> BucketCall<'a> {
-        let key = keys::state(request.kind, request.namespace, request.name);
+        let key = keys::state(request);
         let member = request.caller.map_or(SHARED, |caller| caller.number());
         BucketCall {
             request,
@@ -75,7 +75,7 @@ impl Inner {
         cmd: fn(&[u8]) -> Cmd,
     ) -> Result<(Option<State>, Micros), StoreError> {
         let request = call.request;
-        let key = keys::state(request.kind, request.namespace, request.name);
+        let key = keys::state(request);
         let script = Some(Scripted::Look);
         let make = |_: usize, _: Target<'_>| cmd(&key);
         let reply = self.values_of(|_| call.owner, &[call.slot], script, make).await.pop();

@@ -189,7 +189,7 @@ impl Inner {
         owner: Owner,
         now: Instant,
     ) -> (BucketCall<'a>, Sent<Outcome>) {
-        let key = keys::state(request.kind, request.namespace, request.name);
+        let key = keys::state(request);
         let call = BucketCall {
             request,
             owner,
@@ -259,7 +259,7 @@ impl Inner {
                 registration => registration,
             },
         };
-        let key = keys::state(request.kind, request.namespace, request.name);
+        let key = keys::state(request);
         bucket_job(self.encoded(call, key, registration), mode, call.deadline)
     }
 

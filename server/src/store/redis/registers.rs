@@ -378,8 +378,7 @@ impl Inner {
         names: Vec<(Vec<u8>, Vec<u8>)>,
     ) -> Result<Vec<Seen>, StoreError> {
         let routes = self.router.routes(&self.connector);
-        let namespace = call.request.namespace;
-        let state = |(name, _): &(Vec<u8>, _)| keys::registered_state(namespace, name);
+        let state = |(name, _): &(Vec<u8>, _)| keys::registered_state(call.request, name);
         let states: Vec<_> = names.iter().map(state).collect();
         let slots: Vec<u16> = states.iter().map(|key| routes.slot(key)).collect();
         let expiry = |at: usize, _: Target<'_>| script::expiry(&states[at]);

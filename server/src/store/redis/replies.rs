@@ -43,7 +43,7 @@ fn encoded(request: &BucketRequest<'_>) -> EncodedRequest {
         }
         _ => Registration::NotNeeded,
     };
-    let key = keys::state(request.kind, request.namespace, request.name);
+    let key = keys::state(request);
     EncodedRequest::new(request, key, registration, Owner::INTERNAL, None)
 }
 
