@@ -22,14 +22,15 @@
 -- these, modulo 2^32. The key expires when it can't decide anything any more. Logs that the limits lack are
 -- kept, and with them what the key had left.
 
+-- Why some things look odd: making a function that uses locals around it takes Redis as long as a command, in
+-- each call of the script. So functions are given what they use, and constants are written out.
+
 local corrupt = ...
-local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
-local EXACT, SLOTS, MODULUS = 128, 128, 4294967296
-local HEADER_BYTES, SLOTS_BYTES, SUMS_AT = 48, 530, 15
-local TIER_BYTES = 40
-local SECOND, LONGEST = 1000000, 366 * 86400 * 1000000
--- How far ahead of the server's clock, in µs, a domain's last hit may be: the clock may have stepped back.
-local AHEAD = 3600000000
+local call, unpack_bytes = redis.call, struct.unpack
+local HEADER_BYTES, TIER_BYTES = 48, 40
+-- How far ahead of the server's clock, in µs, the last hit of a domain, and of all domains, may be: the clock may
+-- have stepped back.
+local AHEAD, ALL_AHEAD = 3600000000, 1000000
 
 local numbers = ARGV[1]
 local now, copies, least, hard, global, known_only = unpack_bytes('<dddddd', numbers)
@@ -41,53 +42,53 @@ end
 local asked_at = now
 
 -- The history of a key: `logs` by number, from 1 for that of the last second, and `now`, the time of the
--- request, which is not before the last hit. `tiers` are those of the limits. A history that is further
+-- request, which is not before the last hit. `logs` are those of the limits. A history that is further
 -- ahead than `ahead` counts as absent.
-local function read(key, tiers, ahead)
-  local value = not corrupt and call('GET', key)
+local function read(key, logs, ahead, asked_at, simulated, corrupt)
+  local value = not corrupt and redis.call('GET', key)
   if simulated and value then
-    local expires_ms = call('PEXPIRETIME', key)
+    local expires_ms = redis.call('PEXPIRETIME', key)
     if expires_ms >= 0 and math.floor(asked_at / 1000) > expires_ms then value = false end
   end
-  local history = { key = key, logs = {}, limited = #tiers, now = asked_at, is_known = false }
-  for i, tier in ipairs(tiers) do
-    tier.entered, tier.log = 0, ''
-    history.logs[i] = tier
-  end
+  local history = { key = key, logs = logs, limited = #logs, now = asked_at, is_known = false }
   if not value then return history end
-  local known, last = unpack_bytes('<BI7', value)
+  local known, last = struct.unpack('<BI7', value)
   if last > asked_at + ahead then return history end
   history.now, history.is_known = math.max(asked_at, last), true
   local log_at = 9 + known * 9
   for i = 1, known do
-    local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
-    local tier = history.logs[i] or {}
+    local entered, length = struct.unpack('<I7I2', value, 9 + (i - 1) * 9)
+    local tier = logs[i] or {}
     tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
     assert(entered <= last and length == #tier.log)
-    assert(length == SLOTS_BYTES or (length % 7 == 0 and length <= 7 * EXACT))
-    history.logs[i] = tier
+    assert(length == 530 or length % 7 == 0 and length <= 7 * 128)
+    logs[i] = tier
     log_at = log_at + length
   end
   return history
 end
 
+-- The log of hits within a second: it is active for as long as its times are exact, 366 days.
 local function second(limit)
-  return { limit = limit, window = SECOND, active = LONGEST, cooldown = 0 }
+  return { limit = limit, window = 1000000, active = 31622400000000, cooldown = 0, entered = 0, log = '' }
 end
 
 local of_domain, tiers = second(hard), {}
+local logs = { of_domain }
 for i = 1, (#numbers - HEADER_BYTES) / TIER_BYTES do
   local limit, window, active, cooldown, skippable =
     unpack_bytes('<ddddd', numbers, HEADER_BYTES + (i - 1) * TIER_BYTES + 1)
   tiers[i] = { limit = limit, window = window, active = active, cooldown = cooldown,
-    skippable = skippable == 1 }
+    skippable = skippable == 1, entered = 0, log = '' }
+  logs[i + 1] = tiers[i]
 end
-local history = read(KEYS[1], { of_domain, unpack(tiers) }, AHEAD)
+local history = read(KEYS[1], logs, AHEAD, asked_at, simulated, corrupt)
 now = history.now
 -- Where the clock has stepped back, all domains must not wait for it, so their time is their own.
-local of_all, all_history, all_now = second(global), nil, asked_at
+local of_all, all_history, all_now
 if global >= 0 then
-  all_history = read(KEYS[2], { of_all }, SECOND)
+  of_all = second(global)
+  all_history = read(KEYS[2], { of_all }, ALL_AHEAD, asked_at, simulated, corrupt)
   all_now = all_history.now
 end
 
@@ -98,33 +99,35 @@ local function is_cooling(tier, at)
   return tier.entered > 0 and at >= over and at < over + tier.cooldown
 end
 
-local function current_at(at)
+local function current_at(tiers, at)
   for i = #tiers, 1, -1 do
-    if is_active(tiers[i], at) then return i end
+    local tier = tiers[i]
+    if tier.entered > 0 and at < tier.entered + tier.active then return i end
   end
   return 0
 end
 
--- Logs of times: the time of hit i, and the index of the first one in the window.
-local function time_of(tier, i) return (unpack_bytes('<I7', tier.log, (i - 1) * 7 + 1)) end
+-- A log has times, or slots.
+local function has_slots(tier) return #tier.log == 530 end
+
+-- Logs of times: the index of the first one in the window.
 local function first_counting(tier, at)
-  local low, high = 1, #tier.log / 7 + 1
+  local log, earliest = tier.log, at - tier.window
+  local low, high = 1, #log / 7 + 1
   while low < high do
     local middle = math.floor((low + high) / 2)
-    if time_of(tier, middle) + tier.window < at then low = middle + 1 else high = middle end
+    if struct.unpack('<I7', log, middle * 7 - 6) < earliest then low = middle + 1 else high = middle end
   end
   return low
 end
 
 -- Logs of slots: the number of a time's slot.
-local function slot_at(tier, at) return math.floor((at - tier.entered) * SLOTS / tier.window) end
-
-local function has_slots(tier) return #tier.log == SLOTS_BYTES end
+local function slot_at(tier, at) return math.floor((at - tier.entered) * 128 / tier.window) end
 
 -- The hits up to the end of a slot, modulo 2^32. If the window of the log is another one, the hits of a slot
 -- count in the one that begins nearest.
 local function sum_of(tier, slot)
-  local window, last = unpack_bytes('<I7I7', tier.log)
+  local window, last = struct.unpack('<I7I7', tier.log)
   local own = slot
   if window ~= tier.window then
     if slot >= math.floor(last * window / tier.window) then
@@ -133,55 +136,47 @@ local function sum_of(tier, slot)
       own = math.ceil((2 * slot + 1) * tier.window / (2 * window)) - 1
     end
   end
-  local index = math.min(math.max(SLOTS + own - last, 0), SLOTS)
-  return (unpack_bytes('<I4', tier.log, SUMS_AT + 4 * index))
+  local index = math.min(math.max(128 + own - last, 0), 128)
+  return (struct.unpack('<I4', tier.log, 15 + 4 * index))
 end
 
-local function hits_at(tier, at)
-  if not has_slots(tier) then return #tier.log / 7 - first_counting(tier, at) + 1 end
-  local slot = slot_at(tier, at)
-  return (sum_of(tier, slot) - sum_of(tier, slot - SLOTS)) % MODULUS
+-- The hits in the window. `sum_of`, `first_counting`: those above.
+local function hits_at(tier, at, sum_of, first_counting)
+  if #tier.log ~= 530 then
+    if tier.log == '' then return 0 end
+    return #tier.log / 7 - first_counting(tier, at) + 1
+  end
+  local slot = math.floor((at - tier.entered) * 128 / tier.window)
+  return (sum_of(tier, slot) - sum_of(tier, slot - 128)) % 4294967296
 end
 
 -- The sums of a log, as bytes, when `slot` is the last one.
-local function sums_at(tier, slot)
+local function sums_at(tier, slot, sum_of)
   local sums = {}
-  if not has_slots(tier) then
+  if #tier.log ~= 530 then
     local i, hits = 1, #tier.log / 7
-    for at = slot - SLOTS, slot do
-      while i <= hits and slot_at(tier, time_of(tier, i)) <= at do i = i + 1 end
-      sums[#sums + 1] = pack('<I4', i - 1)
+    for at = slot - 128, slot do
+      while i <= hits do
+        local time = struct.unpack('<I7', tier.log, i * 7 - 6)
+        if math.floor((time - tier.entered) * 128 / tier.window) > at then break end
+        i = i + 1
+      end
+      sums[#sums + 1] = struct.pack('<I4', i - 1)
     end
     return table.concat(sums)
   end
-  local window, last = unpack_bytes('<I7I7', tier.log)
+  local window, last = struct.unpack('<I7I7', tier.log)
   if window == tier.window then
-    local by = math.min(slot - last, SLOTS + 1)
+    local by = math.min(slot - last, 129)
     assert(by >= 0)
-    return string.sub(tier.log, SUMS_AT + 4 * by) .. string.rep(string.sub(tier.log, -4), by)
+    return string.sub(tier.log, 15 + 4 * by) .. string.rep(string.sub(tier.log, -4), by)
   end
-  for at = slot - SLOTS, slot do sums[#sums + 1] = pack('<I4', sum_of(tier, at)) end
+  for at = slot - 128, slot do sums[#sums + 1] = struct.pack('<I4', sum_of(tier, at)) end
   return table.concat(sums)
 end
 
-local function add(tier, hits, now)
-  if hits_at(tier, now) == 0 then tier.log = '' end
-  if not has_slots(tier) then
-    local times = string.sub(tier.log, (first_counting(tier, now) - 1) * 7 + 1)
-    if #times / 7 + hits <= EXACT then
-      tier.log = times .. string.rep(pack('<I7', now), hits)
-      return
-    end
-    tier.log = times
-  end
-  local slot = slot_at(tier, now)
-  local sums = sums_at(tier, slot)
-  local newest = (unpack_bytes('<I4', sums, #sums - 3) + hits) % MODULUS
-  tier.log = pack('<I7I7', tier.window, slot) .. string.sub(sums, 1, -5) .. pack('<I4', newest)
-end
-
 -- The indexes of the tiers above `current` that a large enough burst enters at a time, in order.
-local function enterable(current, at)
+local function enterable(tiers, current, at, is_cooling)
   local indexes = {}
   for i = current + 1, #tiers do
     local tier = tiers[i]
@@ -194,31 +189,33 @@ local function enterable(current, at)
   return indexes
 end
 
--- Of a log of the last second: its hits at a time.
-local function hits_in_second(log, at)
-  if log.limit < 0 or not is_active(log, at) then return 0 end
-  return hits_at(log, at)
+local domain_hits, all_hits = 0, 0
+if hard >= 0 and is_active(of_domain, now) then
+  domain_hits = hits_at(of_domain, now, sum_of, first_counting)
 end
-
-local domain_hits, all_hits = hits_in_second(of_domain, now), hits_in_second(of_all, all_now)
+if of_all and is_active(of_all, all_now) then
+  all_hits = hits_at(of_all, all_now, sum_of, first_counting)
+end
 local hard_room = hard < 0 and math.huge or math.max(hard - domain_hits, 0)
 local global_room = global < 0 and math.huge or math.max(global - all_hits, 0)
 
-local current = current_at(now)
--- What is granted is added up: `copies` may be too large for a difference to be exact.
+local current = current_at(tiers, now)
+-- What is granted is added up: `copies` may be too large for a difference to be exact. `taken`: for each tier its
+-- index, and how many hits it takes.
 local used, fitting, taken = 0, 0, {}
-local function take(i, room)
-  if fitting < copies then
-    local hits = math.min(copies - fitting, room)
-    taken[#taken + 1] = { i, hits }
+if current > 0 then
+  used = hits_at(tiers[current], now, sum_of, first_counting)
+  fitting = math.min(copies, math.max(tiers[current].limit - used, 0))
+  taken[1], taken[2] = current, fitting
+end
+if fitting < copies and current < #tiers then
+  for _, i in ipairs(enterable(tiers, current, now, is_cooling)) do
+    local hits = math.min(copies - fitting, tiers[i].limit)
+    taken[#taken + 1], taken[#taken + 2] = i, hits
     fitting = fitting + hits
+    if fitting >= copies then break end
   end
 end
-if current > 0 then
-  used = hits_at(tiers[current], now)
-  take(current, math.max(tiers[current].limit - used, 0))
-end
-for _, i in ipairs(enterable(current, now)) do take(i, tiers[i].limit) end
 local granted = math.min(fitting, hard_room, global_room)
 local by_hard = hard_room < fitting and hard_room == granted and 1 or 0
 local by_global = global_room < fitting and global_room == granted and 1 or 0
@@ -228,25 +225,30 @@ if granted < least then
   -- The first time from `at` on when a tier has room for so many hits if no others come; nil: never.
   local function room_at(tier, at, needed)
     if needed > tier.limit then return nil end
-    local expiring = hits_at(tier, at) - (tier.limit - needed)
+    local expiring = hits_at(tier, at, sum_of, first_counting) - (tier.limit - needed)
     if expiring <= 0 then return at end
     if not has_slots(tier) then
-      return time_of(tier, first_counting(tier, at) + expiring - 1) + tier.window + 1
+      local first = first_counting(tier, at) + expiring - 1
+      return unpack_bytes('<I7', tier.log, first * 7 - 6) + tier.window + 1
     end
     local high = slot_at(tier, at)
-    local low = high - SLOTS
+    local low = high - 128
     local before = sum_of(tier, low)
     while low + 1 < high do
       local middle = math.floor((low + high) / 2)
-      if (sum_of(tier, middle) - before) % MODULUS >= expiring then high = middle else low = middle end
+      if (sum_of(tier, middle) - before) % 4294967296 >= expiring then
+        high = middle
+      else
+        low = middle
+      end
     end
-    -- Slot `high` expires when SLOTS later ones begin.
-    return tier.entered + math.ceil((high + SLOTS) * tier.window / SLOTS)
+    -- Slot `high` expires when 128 later ones begin.
+    return tier.entered + math.ceil((high + 128) * tier.window / 128)
   end
 
-  -- The first time, from `at` on, when such a log has room for the least number.
+  -- The first time, from `at` on, when the log of a second has room for the least number.
   local function second_room_at(log, at)
-    if log.limit < 0 then return at end
+    if not log or log.limit < 0 then return at end
     if is_active(log, at) then return room_at(log, at, least) end
     if least <= log.limit then return at end
   end
@@ -263,8 +265,10 @@ if granted < least then
     end
     table.sort(changes)
     for n, from in ipairs(changes) do
-      local current, needed = current_at(from), least
-      for _, i in ipairs(enterable(current, from)) do needed = needed - tiers[i].limit end
+      local current, needed = current_at(tiers, from), least
+      for _, i in ipairs(enterable(tiers, current, from, is_cooling)) do
+        needed = needed - tiers[i].limit
+      end
       local at
       if needed <= 0 then
         at = from
@@ -275,7 +279,7 @@ if granted < least then
     end
   end
 
-  local domain_at, all_at = second_room_at(of_domain, now), second_room_at(of_all, all_now)
+  local domain_at, all_at = second_room_at(of_domain, now), second_room_at(of_all, all_now or asked_at)
   local at = domain_at and all_at and retry_at(math.max(domain_at, all_at))
   local after = at and at - asked_at or -1
   return { 0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global, 0 }
@@ -284,29 +288,45 @@ if known_only == 1 and not history.is_known then
   return { 0, 0, 0, 0, -1, replaced, domain_hits, all_hits, 0, 0, 1 }
 end
 
--- Adds hits to the log of a tier. Enters it if it is not active. Returns whether it does.
-local function enter_and_add(tier, hits, at)
-  local enters = not is_active(tier, at)
-  if enters then tier.entered, tier.log = at, '' end
-  add(tier, hits, at)
-  return enters
+-- Adds hits to the log of a tier, after entering it if it is not active. Returns whether it is entered, and the
+-- hits in its window then. The functions: those above.
+local function add(tier, hits, now, hits_at, sum_of, first_counting, sums_at)
+  local enters = not (tier.entered > 0 and now < tier.entered + tier.active)
+  if enters then tier.entered, tier.log = now, '' end
+  local before = hits_at(tier, now, sum_of, first_counting)
+  if before == 0 then tier.log = '' end
+  if #tier.log ~= 530 then
+    local times = tier.log
+    if times ~= '' then times = string.sub(times, -7 * before) end
+    if before + hits <= 128 then
+      tier.log = times .. string.rep(struct.pack('<I7', now), hits)
+      return enters, before + hits
+    end
+    tier.log = times
+  end
+  local slot = math.floor((now - tier.entered) * 128 / tier.window)
+  local sums = sums_at(tier, slot, sum_of)
+  local newest = (struct.unpack('<I4', sums, #sums - 3) + hits) % 4294967296
+  tier.log = struct.pack('<I7I7', tier.window, slot) .. string.sub(sums, 1, -5) .. struct.pack('<I4', newest)
+  return enters, hits_at(tier, now, sum_of, first_counting)
 end
 
 local burst, reached, hits, left = 0, 0, 0, granted
-for _, one in ipairs(taken) do
-  local tier, part = tiers[one[1]], math.min(one[2], left)
+for n = 1, #taken, 2 do
+  local tier, part = tiers[taken[n]], math.min(taken[n + 1], left)
   if part > 0 then
     left = left - part
-    if enter_and_add(tier, part, now) then burst = 1 end
-    reached, hits = one[1], hits_at(tier, now)
+    local enters, in_window = add(tier, part, now, hits_at, sum_of, first_counting, sums_at)
+    if enters then burst = 1 end
+    reached, hits = taken[n], in_window
   end
 end
 if hard >= 0 then
-  enter_and_add(of_domain, granted, now)
+  add(of_domain, granted, now, hits_at, sum_of, first_counting, sums_at)
   domain_hits = domain_hits + granted
 end
-if global >= 0 then
-  enter_and_add(of_all, granted, all_now)
+if of_all then
+  add(of_all, granted, all_now, hits_at, sum_of, first_counting, sums_at)
   all_hits = all_hits + granted
 end
 
@@ -316,7 +336,7 @@ local function write(history)
     if tier.entered > 0 then
       known = i
       if i == 1 then
-        ends = math.max(ends, history.now + SECOND)
+        ends = math.max(ends, history.now + 1000000)
       elseif i <= history.limited then
         ends = math.max(ends, tier.entered + tier.active + tier.cooldown)
       end
@@ -324,14 +344,14 @@ local function write(history)
   end
   local expires_ms = math.ceil(ends / 1000)
   if #logs > history.limited then
-    expires_ms = math.max(expires_ms, call('PEXPIRETIME', history.key))
+    expires_ms = math.max(expires_ms, redis.call('PEXPIRETIME', history.key))
   end
-  local parts = { pack('<BI7', known, history.now) }
-  for i = 1, known do parts[i + 1] = pack('<I7I2', logs[i].entered, #logs[i].log) end
+  local parts = { struct.pack('<BI7', known, history.now) }
+  for i = 1, known do parts[i + 1] = struct.pack('<I7I2', logs[i].entered, #logs[i].log) end
   for i = 1, known do parts[known + i + 1] = logs[i].log end
-  call('SET', history.key, table.concat(parts), 'PXAT', expires_ms)
+  redis.call('SET', history.key, table.concat(parts), 'PXAT', expires_ms)
 end
 
 write(history)
-if global >= 0 then write(all_history) end
+if of_all then write(all_history) end
 return { granted, reached, hits, burst, -1, replaced, domain_hits, all_hits, by_hard, by_global, 0 }
