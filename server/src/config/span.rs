@@ -24,11 +24,11 @@ pub(super) fn span(
     let text = reader.text(entry.value, &path, EXPECTED)?;
     let message = match humantime::parse_duration(text) {
         Err(error) => format!("must be {EXPECTED}: {error}"),
-        Ok(_) if !has_plain_units(text) => {
-            "must be in ms, s, m, h or d: a month or a year has no fixed length".to_owned()
-        }
         Ok(span) if !span.subsec_nanos().is_multiple_of(1_000_000) => {
             "must be whole milliseconds".to_owned()
+        }
+        Ok(_) if !has_plain_units(text) => {
+            "must be in ms, s, m, h or d: a month or a year has no fixed length".to_owned()
         }
         Ok(span) if span.as_millis() < least_ms => "must be at least 1ms".to_owned(),
         Ok(span) if span.as_millis() > MOST_DAYS * 86_400_000 => {
