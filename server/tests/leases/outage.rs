@@ -235,7 +235,8 @@ fn a_restarted_node_does_not_learn() {
         // A stall of the machine counts as an outage.
         let mut answer = ResourceResponse::default();
         for _ in 0..3 {
-            let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+            let args = ["--store", &redis.url(), "--store-timeout", "500ms"];
+            let node = Node::start(&limits.path(), &args);
             node.wait_for_store();
             answer = lease(&mut capacity_client(&node).await, "a", "short", 80.0, None).await;
             if answer.learning_until.is_none() && !answer.degraded() {
