@@ -43,8 +43,8 @@ fn start(url: &str) -> (LimitsFile, Node) {
 }
 
 /// For tests that judge answers, not times: on a busy machine they may be late.
-fn start_patient(url: &str, args: &[&str]) -> (LimitsFile, Node) {
-    start_with(url, &[&["--store-timeout", "2s"], args].concat())
+fn start_patient(url: &str) -> (LimitsFile, Node) {
+    start_with(url, &["--store-timeout", "2s"])
 }
 
 fn start_with(url: &str, args: &[&str]) -> (LimitsFile, Node) {
@@ -64,7 +64,7 @@ fn a_decision_without_a_register_has_keys_of_one_slot() {
         let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut inside).unwrap();
         info.contains("cluster_state:ok")
     });
-    let (_limits, node) = start_patient(&redis.url(), &[]);
+    let (_limits, node) = start_patient(&redis.url());
     for name in EVERYWHERE.iter().filter(|name| **name != "together x") {
         assert!(shared(&node, name), "{name}");
     }
@@ -77,7 +77,7 @@ fn a_forbidden_command_is_not_retried() {
     let mut inside = redis.connection();
     let rights = ["on", ">secret", "~*", "+@all", "-zscore"];
     redis::cmd("ACL").arg("SETUSER").arg("limited").arg(&rights).exec(&mut inside).unwrap();
-    let (_limits, node) = start_patient(&redis.url().replace("://", "://limited:secret@"), &[]);
+    let (_limits, node) = start_patient(&redis.url().replace("://", "://limited:secret@"));
     // Looking a name up is necessary in a full register only.
     for number in 0..10 {
         let name = format!("user-{number}");
@@ -94,7 +94,7 @@ fn foreign_values_are_replaced() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
     let mut inside = redis.connection();
-    let (_limits, node) = start_patient(&redis.url(), &[]);
+    let (_limits, node) = start_patient(&redis.url());
     for key in ["b{spread:own}", "b{together:x}", "d{shared}", "g"] {
         redis::cmd("SET").arg(key).arg("no state").exec(&mut inside).unwrap();
     }
@@ -135,7 +135,7 @@ fn connections_that_died_idle_cost_no_decision() {
     let mut inside = redis.connection();
     // Two lanes each for gRPC, HTTP and background tasks, and the heartbeat's connection.
     const CONNECTIONS: usize = 7;
-    let (_limits, node) = start_patient(&redis.url(), &["--threads", "1"]);
+    let (_limits, node) = start_with(&redis.url(), &["--threads", "1"]);
     assert!(shared(&node, "spread x"));
     let clients = |inside: &mut redis::Connection| -> Vec<String> {
         let list: String = redis::cmd("CLIENT").arg("LIST").query(inside).unwrap();
