@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tollgate_server::config::model::Limits;
-use tollgate_server::domain::bucket::{BucketKind, BucketLimit};
+use tollgate_server::domain::bucket::{Algorithm, BucketKind, BucketLimit};
 use tollgate_server::service::limits::{self, LoadError};
 
 /// Where the limits for the audit come from.
@@ -47,12 +47,12 @@ impl Allowance {
         Self {
             size_tokens: limit.size_tokens as f64,
             fill_rate: limit.fill_rate,
-            debt_tokens: match limit.window {
+            debt_tokens: match limit.algorithm {
                 // A time may touch two windows more than fit into it.
-                Some(_) => limit.size_tokens as f64,
-                None => limit.fill_rate * limit.max_debt_ms as f64 / 1000.0,
+                Algorithm::Windows(_) => limit.size_tokens as f64,
+                _ => limit.fill_rate * limit.max_debt_ms as f64 / 1000.0,
             },
-            has_windows: limit.window.is_some(),
+            has_windows: limit.algorithm.windows().is_some(),
             renewed_after: limit.max_idle_ms.filter(|_| dynamic).map(Duration::from_millis),
         }
     }

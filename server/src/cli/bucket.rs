@@ -86,6 +86,12 @@ fn number(value: &Value) -> String {
 /// A balance in words.
 fn balance(json: &Value) -> String {
     let full_in = time(&json["full_in_millis"]);
+    if json["full_tokens"].as_f64() == Some(0.0) {
+        return match json["full_in_millis"] == 0 {
+            true => "nothing is ahead".to_owned(),
+            false => format!("what is ahead takes {full_in} to leave"),
+        };
+    }
     if json["debt_millis"] != 0 {
         let (debt, paid_in) = (number(&json["debt_tokens"]), time(&json["debt_millis"]));
         return format!("{debt} tokens of debt, paid in {paid_in}; full in {full_in}");
@@ -100,6 +106,10 @@ fn balance(json: &Value) -> String {
 fn limit(json: &Value) -> String {
     let (size, window) = (number(&json["size"]), time(&json["window_millis"]));
     let mut limit = match json["algorithm"].as_str() {
+        Some("leaky_bucket") => {
+            let (rate, queue) = (number(&json["fill_rate"]), number(&json["queue"]));
+            format!("{rate} tokens a second leave, and up to {queue} wait")
+        }
         Some("fixed_window") => format!("{size} tokens in each fixed window of {window}"),
         Some("sliding_window") => format!("{size} tokens in a sliding window of {window}"),
         _ => format!(

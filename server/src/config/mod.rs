@@ -5,6 +5,7 @@
 //! docs/adr/0002-yaml.md explains why tollgate has its own tree.
 
 pub mod access;
+mod algorithms;
 mod difference;
 mod domains;
 mod fault;
@@ -24,7 +25,6 @@ mod template_globs;
 mod throttles;
 mod tree;
 mod validate;
-mod windows;
 
 use std::io;
 use std::path::PathBuf;

@@ -4,23 +4,19 @@ use std::ops::RangeInclusive;
 
 use hashbrown::HashMap;
 
-use super::fault::{YamlPath, quoted};
+use super::algorithms::{Word, algorithm, leaky_limit, window_limit};
+use super::fault::YamlPath;
 use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
-use super::number::number;
-use super::rate::with_unit;
+use super::rate::rate;
 use super::read::{Entry, Fields, Keys, Reader};
-use super::tree::{Content, YamlNode};
-use super::windows::{Algorithm, algorithm, window_limit};
-use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
+use super::tree::YamlNode;
+use crate::domain::bucket::{BucketLimit, MAX_SPAN_US};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
 
 /// The largest size: up to here, doubles represent every whole number.
 const MAX_SIZE: i64 = 1 << 53;
 
 const MAX_SPAN_MS: i64 = (MAX_SPAN_US / 1000.0) as i64;
-
-const RATE: &str =
-    "a number of tokens a second, or one with a unit such as 100/s, 100/m, 100/h or 5000/d";
 
 const NAMESPACE_KEYS: Keys = Keys {
     shape: "a mapping, such as { default_bucket: { size: 100, fill_rate: 50 } }",
@@ -41,6 +37,8 @@ const BUCKET_KEYS: Keys = Keys {
         "algorithm",
         "size",
         "fill_rate",
+        "rate",
+        "queue",
         "limit",
         "window",
         "wait_timeout_millis",
@@ -206,9 +204,10 @@ pub(super) fn bucket(
 ) -> Bucket {
     let fields = reader.fields(node, path, &BUCKET_KEYS);
     let limit = match algorithm(reader, &fields, path) {
-        Some(Algorithm::TokenBucket) => token_limit(reader, &fields, path, kind),
-        Some(Algorithm::FixedWindow) => window_limit(reader, &fields, path, false),
-        Some(Algorithm::SlidingWindow) => window_limit(reader, &fields, path, true),
+        Some(Word::TokenBucket) => token_limit(reader, &fields, path, kind),
+        Some(Word::LeakyBucket) => leaky_limit(reader, &fields, path),
+        Some(Word::FixedWindow) => window_limit(reader, &fields, path, false),
+        Some(Word::SlidingWindow) => window_limit(reader, &fields, path, true),
         None => BucketLimit::default(),
     };
     let max_idle = whole(reader, &fields, path, "max_idle_millis", 1..=i64::MAX, Some("never"));
@@ -221,7 +220,7 @@ pub(super) fn bucket(
         soft_limit_percent: soft_limit_percent(reader, &fields, path),
         ..limit
     };
-    if let (Some(window), Some(idle_ms)) = (limit.window, limit.max_idle_ms)
+    if let (Some(window), Some(idle_ms)) = (limit.algorithm.windows(), limit.max_idle_ms)
         && idle_ms < window.life_us().unsigned_abs() / 1000
         && let Some(entry) = fields.get("max_idle_millis")
     {
@@ -258,14 +257,14 @@ fn token_limit(
     let wait_timeout = whole(reader, "wait_timeout_millis", 0..=i64::MAX);
     let max_debt = whole(reader, "max_debt_millis", 0..=MAX_SPAN_MS);
     let prefetch = whole(reader, "prefetch", 1..=MAX_SIZE);
-    let fill_rate = fill_rate(reader, fields, path);
-    let rate = fill_rate.unwrap_or(default.fill_rate);
+    let fill_rate = fields.get("fill_rate").and_then(|entry| rate(reader, &entry, path));
+    let tokens_a_second = fill_rate.unwrap_or(default.fill_rate);
     let limit = BucketLimit {
         size_tokens: unsigned(size).unwrap_or(default.size_tokens),
-        fill_rate: rate,
+        fill_rate: tokens_a_second,
         wait_timeout_ms: unsigned(wait_timeout).unwrap_or(default.wait_timeout_ms),
         max_debt_ms: unsigned(max_debt).unwrap_or(default.max_debt_ms),
-        max_tokens_per_request: Some((rate as u64).max(1)),
+        max_tokens_per_request: Some((tokens_a_second as u64).max(1)),
         prefetch_tokens: unsigned(prefetch).unwrap_or(default.prefetch_tokens),
         ..default
     };
@@ -321,24 +320,6 @@ fn check_prefetch(
 
 fn unsigned(whole: Option<i64>) -> Option<u64> {
     whole.and_then(|whole| u64::try_from(whole).ok())
-}
-
-fn fill_rate(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option<f64> {
-    let entry = fields.get("fill_rate")?;
-    let (node, path) = (entry.value, &path.key(entry.key));
-    let within = |rate: &f64| RATES.contains(rate);
-    let bounds = "from 0.00000001 to 100000000 tokens a second";
-    let Content::Scalar { text, .. } = &node.content else {
-        return reader.number(node, path, RATE, |_| None);
-    };
-    if let Some(rate) = with_unit(text) {
-        if !within(&rate) {
-            reader.fault(node.line, path, format!("must be {bounds}, not {}", quoted(text)));
-        }
-        return Some(rate).filter(within);
-    }
-    let expected = if number(text).is_some() { bounds } else { RATE };
-    reader.number(node, path, expected, |number| Some(number.value).filter(within))
 }
 
 /// Checks the fill time: states are stored as timestamps, which must be within [`MAX_SPAN_US`].

@@ -12,6 +12,7 @@ use super::model::{
     Namespace, ResourceTemplate, Throttle, Unconfigured,
 };
 use super::span::span_text;
+use crate::domain::bucket;
 
 /// The limits as YAML with defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
@@ -112,14 +113,21 @@ fn namespace(owner: &Namespace) -> Mapping {
 fn bucket(bucket: &Bucket) -> Mapping {
     let limit = &bucket.limit;
     let mut fields = Mapping::new();
-    match &limit.window {
-        Some(window) => {
-            put(&mut fields, "algorithm", limit.algorithm());
+    if limit.algorithm != bucket::Algorithm::TokenBucket {
+        put(&mut fields, "algorithm", limit.algorithm.word());
+    }
+    match limit.algorithm {
+        bucket::Algorithm::Windows(window) => {
             put(&mut fields, "limit", limit.size_tokens);
             put(&mut fields, "window", span_text(window.length_us));
             put(&mut fields, "max_idle_millis", or_minus_one(limit.max_idle_ms));
         }
-        None => {
+        bucket::Algorithm::LeakyBucket { queue } => {
+            put(&mut fields, "rate", number(limit.fill_rate));
+            put(&mut fields, "queue", queue);
+            put(&mut fields, "max_idle_millis", or_minus_one(limit.max_idle_ms));
+        }
+        bucket::Algorithm::TokenBucket => {
             put(&mut fields, "size", limit.size_tokens);
             put(&mut fields, "fill_rate", number(limit.fill_rate));
             put(&mut fields, "wait_timeout_millis", limit.wait_timeout_ms);

@@ -1,6 +1,13 @@
-//! Parses rates with a unit: `100/s`, `100/m`, `100/h`, `5000/d`.
+//! Rates: a number of tokens a second, or one with a unit: `100/s`, `100/m`, `100/h`, `5000/d`.
 
+use super::fault::{YamlPath, quoted};
 use super::number::number;
+use super::read::{Entry, Reader};
+use super::tree::Content;
+use crate::domain::bucket::RATES;
+
+const RATE: &str =
+    "a number of tokens a second, or one with a unit such as 100/s, 100/m, 100/h or 5000/d";
 
 /// The names of each unit, and its length in seconds.
 const UNITS: [(&[&str], f64); 4] = [
@@ -10,8 +17,26 @@ const UNITS: [(&[&str], f64); 4] = [
     (&["d", "day"], 86_400.0),
 ];
 
+/// Reads a rate, in tokens a second. `None` if it is invalid.
+pub(super) fn rate(reader: &mut Reader, entry: &Entry<'_>, path: &YamlPath<'_>) -> Option<f64> {
+    let (node, path) = (entry.value, &path.key(entry.key));
+    let within = |rate: &f64| RATES.contains(rate);
+    let bounds = "from 0.00000001 to 100000000 tokens a second";
+    let Content::Scalar { text, .. } = &node.content else {
+        return reader.number(node, path, RATE, |_| None);
+    };
+    if let Some(rate) = with_unit(text) {
+        if !within(&rate) {
+            reader.fault(node.line, path, format!("must be {bounds}, not {}", quoted(text)));
+        }
+        return Some(rate).filter(within);
+    }
+    let expected = if number(text).is_some() { bounds } else { RATE };
+    reader.number(node, path, expected, |number| Some(number.value).filter(within))
+}
+
 /// The rate in tokens per second; `None` if `text` is not a number with a unit.
-pub(super) fn with_unit(text: &str) -> Option<f64> {
+fn with_unit(text: &str) -> Option<f64> {
     let (tokens, unit) = text.split_once('/')?;
     let (_, seconds) = UNITS.iter().find(|(names, _)| names.contains(&unit.trim()))?;
     Some(number(tokens.trim())?.value / seconds)

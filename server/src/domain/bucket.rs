@@ -40,14 +40,56 @@ pub const STATE_BYTES: usize = 12;
 
 const TIME_MODULUS: i64 = 1 << 48;
 
+/// How a bucket decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Tokens accrue up to a size.
+    TokenBucket,
+    /// Tokens leave one after the other: a token bucket of size 0, whose debt is the queue.
+    LeakyBucket {
+        /// The most tokens that wait.
+        queue: u64,
+    },
+    /// Tokens are limited within windows.
+    Windows(Window),
+}
+
+impl Algorithm {
+    /// The word in the limits file.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::TokenBucket => "token_bucket",
+            Self::LeakyBucket { .. } => "leaky_bucket",
+            Self::Windows(Window { sliding: false, .. }) => "fixed_window",
+            Self::Windows(Window { sliding: true, .. }) => "sliding_window",
+        }
+    }
+
+    /// The most tokens that wait in a leaky bucket.
+    pub fn queue(self) -> Option<u64> {
+        match self {
+            Self::LeakyBucket { queue } => Some(queue),
+            _ => None,
+        }
+    }
+
+    /// The windows, if it has any.
+    pub fn windows(self) -> Option<Window> {
+        match self {
+            Self::Windows(window) => Some(window),
+            _ => None,
+        }
+    }
+}
+
 /// One bucket's limits as an operator writes them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketLimit {
-    /// The windows within which the tokens are limited; `None` for a token bucket.
-    pub window: Option<Window>,
-    /// The most tokens that the bucket holds, or that are granted within a window.
+    /// How it decides.
+    pub algorithm: Algorithm,
+    /// The most tokens that the bucket holds, or that are granted within a window; 0 for a leaky bucket.
     pub size_tokens: u64,
-    /// Tokens that accrue per second; for a window, its limit by its length.
+    /// Tokens that accrue, or leave, per second; for a window, its limit by its length.
     pub fill_rate: f64,
     /// The longest wait that a grant may impose.
     pub wait_timeout_ms: u64,
@@ -67,7 +109,7 @@ pub struct BucketLimit {
 impl Default for BucketLimit {
     fn default() -> Self {
         Self {
-            window: None,
+            algorithm: Algorithm::TokenBucket,
             size_tokens: 100,
             fill_rate: 50.0,
             wait_timeout_ms: 1000,
@@ -84,7 +126,7 @@ impl BucketLimit {
     /// The limits of a window.
     pub fn of_window(limit: u64, window: Window) -> Self {
         Self {
-            window: Some(window),
+            algorithm: Algorithm::Windows(window),
             size_tokens: limit,
             fill_rate: limit as f64 / (window.length_us as f64 / 1e6),
             wait_timeout_ms: 0,
@@ -94,20 +136,28 @@ impl BucketLimit {
         }
     }
 
-    /// The algorithm, as the limits file has it.
-    pub fn algorithm(&self) -> &'static str {
-        match self.window {
-            None => "token_bucket",
-            Some(Window { sliding: false, .. }) => "fixed_window",
-            Some(Window { sliding: true, .. }) => "sliding_window",
+    /// A leaky bucket, which `rate` tokens a second leave, and in which up to `queue` wait.
+    pub fn leaky(rate: f64, queue: u64) -> Self {
+        Self {
+            algorithm: Algorithm::LeakyBucket { queue },
+            size_tokens: 0,
+            fill_rate: rate,
+            // That of the last one in the queue, or a little more: the debt limit is exact.
+            wait_timeout_ms: (queue as f64 * Terms::leak_us(1e6 / rate) / 1000.0).ceil() as u64,
+            max_debt_ms: Terms::leaky(rate, queue).max_debt_ms(),
+            max_tokens_per_request: None,
+            ..Self::default()
         }
     }
 
     /// Converts the limits to the units of the arithmetic.
     pub fn terms(&self) -> Terms {
-        match self.window {
-            Some(window) => Terms::of_window(self.size_tokens as f64, window),
-            None => Terms::new(self.size_tokens as f64, self.fill_rate, self.max_debt_ms),
+        match self.algorithm {
+            Algorithm::TokenBucket => {
+                Terms::new(self.size_tokens as f64, self.fill_rate, self.max_debt_ms)
+            }
+            Algorithm::LeakyBucket { queue } => Terms::leaky(self.fill_rate, queue),
+            Algorithm::Windows(window) => Terms::of_window(self.size_tokens as f64, window),
         }
     }
 
@@ -193,6 +243,30 @@ impl Terms {
         }
     }
 
+    /// Those of a leaky bucket. The first token leaves at once, so there is a debt of one more than wait.
+    fn leaky(rate: f64, queue: u64) -> Self {
+        let max_debt_us = (queue as f64 + 1.0) * Self::leak_us(1e6 / rate);
+        let terms = Self { max_debt_us, ..Self::new(0.0, rate, 0) };
+        Self { mark: Mark::new(rate, terms.max_debt_ms()), ..terms }
+    }
+
+    /// The time that one token takes to leave a leaky bucket, in µs, rounded up as a grant is: so many grants
+    /// that a queue has room for fit in.
+    fn leak_us(interval_us: f64) -> f64 {
+        (interval_us * FRACTIONS).ceil() / FRACTIONS
+    }
+
+    /// The debt limit in whole milliseconds, rounded up.
+    fn max_debt_ms(&self) -> u64 {
+        (self.max_debt_us / 1000.0).ceil() as u64
+    }
+
+    /// The most tokens that wait in a leaky bucket; `None` for another one.
+    pub fn queue(&self) -> Option<u64> {
+        let is_leaky = self.cap_us == 0.0 && self.window.is_none();
+        is_leaky.then(|| (self.max_debt_us / Self::leak_us(self.interval_us)).round() as u64 - 1)
+    }
+
     fn of_window(limit: f64, window: Window) -> Self {
         Self {
             window: Some(window),
@@ -211,8 +285,14 @@ impl Terms {
     }
 
     /// The share of one of `nodes` nodes that decide independently: rate and size, or the limit of a window, are
-    /// divided by `nodes`, to one token at least. Wait and debt limits stay the same.
+    /// divided by `nodes`, to one token at least; the queue of a leaky bucket, too. Wait and debt limits stay
+    /// the same.
     pub fn share(&self, nodes: u32) -> Self {
+        if let Some(queue) = self.queue() {
+            let nodes = nodes.max(1);
+            let rate = 1e6 / self.interval_us / f64::from(nodes);
+            return Self::leaky(rate, queue / u64::from(nodes));
+        }
         let nodes = f64::from(nodes.max(1));
         if self.window.is_some() {
             let cap_us = (self.cap_us / nodes).floor().max(1.0);

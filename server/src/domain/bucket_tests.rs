@@ -1,6 +1,8 @@
 //! Tests of the bucket arithmetic for prefetch: taking available tokens and giving them back.
 //! `tests/allow/scenarios.rs` tests everything else, on both stores.
 
+use proptest::prelude::*;
+
 use super::*;
 
 const NOW: Micros = Micros(1_000_000_000);
@@ -71,6 +73,51 @@ fn giving_back_never_returns_more_than_was_taken() {
             }
             let lost_us = start.accrued_us(NOW) - state.accrued_us(NOW);
             assert!((0.0..1e-3).contains(&lost_us), "{lost_us} at {rate}");
+        }
+    }
+}
+
+#[test]
+fn nodes_share_the_queue_of_a_leaky_bucket() {
+    let queue = |queue, nodes| BucketLimit::leaky(10.0, queue).terms().share(nodes).queue();
+    assert_eq!([queue(9, 1), queue(9, 2), queue(9, 3), queue(9, 20)], [9, 4, 3, 0].map(Some));
+    let share = BucketLimit::leaky(10.0, 9).terms().share(4);
+    assert_eq!((share.interval_us, share.cap_us, share.max_debt_us), (400_000.0, 0.0, 1_200_000.0));
+    for (rate, tokens) in [(1e8, 1 << 40), (1e-8, 0), (3.0, 12_345_678), (1.0 / 3600.0, 35_000)] {
+        assert_eq!(BucketLimit::leaky(rate, tokens).terms().queue(), Some(tokens), "{rate}");
+    }
+    assert_eq!(BucketLimit::default().terms().queue(), None);
+}
+
+proptest! {
+    /// Against a queue that is kept in whole µs: what is granted leaves in turn, and never more than the
+    /// queue waits.
+    #[test]
+    fn a_leaky_bucket_is_a_queue(
+        interval_us in 1..2_000_000_i64,
+        queue in 0..20_i64,
+        asks in proptest::collection::vec((0..3_000_000_i64, 1..8_i64), 1..200),
+    ) {
+        let terms = Terms::leaky(1e6 / interval_us as f64, queue as u64);
+        let (mut state, mut now, mut free_at) = (None::<State>, NOW, 0);
+        for (pause_us, tokens) in asks {
+            now.0 += pause_us % (2 * interval_us);
+            let charge = Charge::take(terms.cost_us(tokens as u64), u64::MAX);
+            let decision = decide(state.as_ref(), &terms, &charge, now);
+            let leaves_at = now.0.max(free_at);
+            // Those that wait after it, of which the first may have left in part.
+            let fits = leaves_at + tokens * interval_us <= now.0 + (queue + 1) * interval_us;
+            prop_assert_eq!(decision.granted, fits);
+            if fits {
+                let wait_us = (leaves_at - now.0) as f64;
+                prop_assert!((-decision.accrued_us - wait_us).abs() < 1e-2, "{decision:?} {wait_us}");
+                free_at = leaves_at + tokens * interval_us;
+            }
+            match decision.change {
+                Change::Put(next) => state = Some(next),
+                Change::Keep => {}
+                Change::Remove => state = None,
+            }
         }
     }
 }

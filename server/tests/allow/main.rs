@@ -7,6 +7,7 @@ mod cost;
 mod exactness;
 mod fairness;
 mod goodput;
+mod leaky;
 mod local_shares;
 mod looks;
 mod memory;

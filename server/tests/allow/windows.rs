@@ -1,6 +1,7 @@
 //! Scenarios of buckets that limit the tokens within windows, run on every store.
 
 use testkit::Service;
+use tollgate_server::domain::bucket::Algorithm;
 use tollgate_server::domain::window::Window;
 use tollgate_server::service::allow::{Answer, Query, Status};
 use tollgate_server::store::look::Looks;
@@ -154,7 +155,10 @@ async fn a_look_takes_nothing_and_a_fill_forgets<S: Looks>(s: &Service<S>) {
     s.clock.advance(30 * SECOND);
     for _ in 0..3 {
         let view = s.allow.look(("ns", "b"), None).await.unwrap().unwrap();
-        assert_eq!(view.limit.window, Some(Window { length_us: MINUTE, sliding: true }));
+        assert_eq!(
+            view.limit.algorithm,
+            Algorithm::Windows(Window { length_us: MINUTE, sliding: true })
+        );
         let (look, terms) = view.balance.known().unwrap();
         assert_eq!(terms.tokens(look.accrued_us(terms)), 1.0);
         // Less than one of three is left of this minute after two thirds of the next one.

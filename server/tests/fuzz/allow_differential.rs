@@ -126,7 +126,12 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         let limit = BucketLimit { max_idle_ms, ..window };
         Rules { limit, prefetch_tokens: 0, ..rules }
     });
-    prop_oneof![2 => rules(), 1 => window]
+    let leaky = (rules(), 0..50_u64).prop_map(|(rules, queue)| {
+        let BucketLimit { fill_rate, max_idle_ms, .. } = rules.limit;
+        let limit = BucketLimit { max_idle_ms, ..BucketLimit::leaky(fill_rate, queue) };
+        Rules { limit, prefetch_tokens: 0, ..rules }
+    });
+    prop_oneof![4 => rules(), 2 => window, 1 => leaky]
 }
 
 fn request() -> impl Strategy<Value = TokenRequest> {
@@ -179,7 +184,9 @@ fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
         // windows, for which the embedded store has another place.
         let (configured, first) = (rules[0].configured, rules[0].limit);
         for rules in &mut rules {
-            if bounded && rules.limit.window.is_some() != first.window.is_some() {
+            if bounded
+                && rules.limit.algorithm.windows().is_some() != first.algorithm.windows().is_some()
+            {
                 rules.limit = first;
             }
             rules.max_buckets = rules.max_buckets.filter(|_| bounded).or(bounded.then_some(2));

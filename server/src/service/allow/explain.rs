@@ -260,7 +260,10 @@ fn balance_steps(
         Some(window) => window_step(steps, request, window, accrued_us),
         None => {
             wait_step(steps, request, accrued_us);
-            debt_step(steps, request, accrued_us);
+            match terms.queue() {
+                Some(queue) => queue_step(steps, request, accrued_us, queue),
+                None => debt_step(steps, request, accrued_us),
+            }
         }
     }
     soft_limit_step(steps, &answer, found);
@@ -280,6 +283,10 @@ fn balance_step(steps: &mut Steps, look: &Look, terms: &Terms) {
     let (has, full) = (terms.tokens(accrued_us), terms.tokens(terms.cap_us));
     let full_in_ms = look.full_in_ms(terms);
     let text = match (has < 0.0, full_in_ms) {
+        _ if terms.queue().is_some() => match full_in_ms {
+            0 => "nothing is ahead".to_owned(),
+            ms => format!("what is ahead takes {} to leave", time(ms)),
+        },
         (true, _) => format!(
             "the bucket owes {}, which accrue in {}",
             tokens(-has),
@@ -320,8 +327,12 @@ fn wait_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64) {
         ms => (Effect::Refuses, format!("the wait would be {}", time(ms))),
     };
     let most_ms = i64::try_from(max_wait_ms).unwrap_or(i64::MAX);
+    let source = match request.terms.queue() {
+        Some(_) => "that of a full queue",
+        None => "wait_timeout_millis",
+    };
     let text = format!(
-        "{text}; the longest is {} (wait_timeout_millis, or less if the request says so)",
+        "{text}; the longest is {} ({source}, or less if the request says so)",
         time(most_ms)
     );
     let numbers = [("wait_millis", wait_ms as f64), ("most_millis", max_wait_ms as f64)];
@@ -340,6 +351,15 @@ fn debt_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64) {
     let numbers = [("debt_millis", debt_ms as f64), ("most_millis", most_ms)];
     let effect = Effect::of_rule(bucket::is_debt_allowed(accrued_us, terms, &charge));
     steps.add("debt", effect, text, numbers);
+}
+
+fn queue_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64, queue: u64) {
+    let (terms, charge) = (request.terms, request.charge());
+    // The first of them leaves at once.
+    let waiting = (terms.tokens(charge.cost_us - accrued_us) - 1.0).max(0.0);
+    let text = format!("with the request, {} wait; at most {queue} may (queue)", tokens(waiting));
+    let effect = Effect::of_rule(bucket::is_debt_allowed(accrued_us, terms, &charge));
+    steps.add("queue", effect, text, [("waiting", waiting), ("most", queue as f64)]);
 }
 
 /// The answer in a sentence.

@@ -135,8 +135,9 @@ fn served_by_json(served_by: &ServedBy) -> Value {
 fn limit_json(limit: &BucketLimit) -> Value {
     let or_minus_one = |number: Option<u64>| number.map_or(json!(-1), Value::from);
     json!({
-        "algorithm": limit.algorithm(),
-        "window_millis": limit.window.map(|window| window.length_us / 1000),
+        "algorithm": limit.algorithm.word(),
+        "window_millis": limit.algorithm.windows().map(|window| window.length_us / 1000),
+        "queue": limit.algorithm.queue(),
         "size": limit.size_tokens,
         "fill_rate": limit.fill_rate,
         "wait_timeout_millis": limit.wait_timeout_ms,
