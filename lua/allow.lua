@@ -20,7 +20,7 @@
 --            life       µs after its balance was zero for which a state is needed: cap, or more
 --                       where nodes hold tokens of the bucket themselves
 --            flags      REWRITE 1: see "Expiry"; ENROLL 2, only with REWRITE: see "Registers";
---                       WINDOW 4, SLIDING 8: see "Windows"
+--                       WINDOW 4, with SLIDING 8 or LOG 16: see "Windows"
 --            register   the index of the namespace's register among the keys; 0: the namespace has
 --                       one, but not in this call; -1: it needs none
 --            bound      with a register, the most names in it; with -1, the time in µs until
@@ -54,8 +54,9 @@
 -- that costs are in tokens. `grid` is how long a count matters from the start of its window, in µs: the
 -- length of a window, and twice that for one that slides; `life` is cap, `max_debt` 0. The state has 14 bytes,
 -- '<I6I4I4': a time within the window, in µs modulo 2^48, the tokens granted in it, and those granted in the
--- window before. It expires when it matters no more. It has a key of its own, so that nodes with different
--- algorithms for a bucket do not overwrite each other's states.
+-- window before. That of LOG is a log of lua/log.lua, and `grid` the window. It expires when it matters no more.
+-- States of different forms have different keys, so that nodes with different algorithms for a bucket do not
+-- overwrite each other's.
 --
 -- Expiry. A state may outlive the time at which its bucket is full. It expires at the next step of
 -- the grid after that. A grant that does not pass a step leaves the expiry as it is, which saves a
@@ -193,8 +194,8 @@ end
 local term = 0
 local cap, max_debt, mark, idle, grid, life, flags, register, bound
 local rewrite, enroll, lowest, now_to_full, expiry_step, expires_ms
--- Of a window: its length, else nil; and whether it slides.
-local length, sliding
+-- Of a window: its length, else nil; whether it slides; and if what is granted is logged: lua/log.lua.
+local length, sliding, log
 local state_bytes
 -- Whether the call has changed anything.
 local written = false
@@ -215,8 +216,9 @@ while at <= #groups do
     term = run_term
     cap, max_debt, mark, idle, grid, life, flags, register, bound =
       unpack_bytes(TERMS, numbers, HEADER_BYTES + (term - 1) * TERMS_BYTES + 1)
-    rewrite, enroll, sliding = flags % 2 == 1, flags % 4 >= 2, flags >= 8
+    rewrite, enroll, sliding = flags % 2 == 1, flags % 4 >= 2, flags % 16 >= 8
     length = flags >= 4 and (sliding and grid / 2 or grid) or nil
+    log = flags >= 16 and (log or new_log()) or nil
     state_bytes = length and WINDOW_BYTES or STATE_BYTES
     lowest, now_to_full, expiry_step = -max_debt - 1, now + life, nil
     -- From 29 bits to where they are in a state.
@@ -246,7 +248,7 @@ while at <= #groups do
     local retry = 0
 
     -- 1. Place: a bucket without a state needs one in the register.
-    if not value or #value ~= state_bytes then
+    if not value or #value ~= state_bytes and not (log and type(value) == 'string' and log.is_log(value)) then
       if type(value) == 'table' then
         granted = UNREADABLE
       elseif register < 0 then
@@ -284,7 +286,17 @@ while at <= #groups do
       local since, part, restated, carried, full_at_before
       local moment, start, state_at, current, previous, is_of_this_window, own_at
       balance = cap
-      if length then
+      local logged
+      if log then
+        logged, moment = value or '', now
+        if value then
+          own_at = log.last_at(value)
+          -- The clock may have stepped back, by an hour at most.
+          if own_at > now + 3600000000 then logged = '' else moment = math.max(now, own_at) end
+        end
+        balance = math.max(cap - log:hits(logged, length, moment), 0)
+        since, part = balance, 0
+      elseif length then
         moment, start, state_at, current, previous, is_of_this_window, own_at =
           window_counts(value, now, length)
         local used = current
@@ -365,7 +377,28 @@ while at <= #groups do
       local changed = granted > 0 or restated
       -- The state to write, and whether its expiry stays.
       local state, keeps_expiry, step
-      if length then
+      if log then
+        if granted > 0 then
+          if cost < 0 then
+            logged = log:take_back(logged, length, moment, -granted * cost)
+          else
+            logged = log:add(logged, length, moment, granted * cost)
+          end
+        end
+        if granted < asked then
+          local room_at = log:room_at(logged, length, cap, moment, cost)
+          retry = room_at and room_at - now or -1
+        end
+        if granted > 0 and logged == '' then
+          if value then
+            call('DEL', keys[index])
+            written, value = true, false
+          end
+        elseif granted > 0 or value and rewrite then
+          state = granted > 0 and logged or value
+          step = log.last_at(state) + 1
+        end
+      elseif length then
         current = math.max(current + granted * cost, 0)
         if granted < asked then
           retry = room_after(now, moment, start, length, sliding, cap, cost, current, previous)

@@ -16,17 +16,15 @@
 -- limit of all domains; 1 if it was refused only because the domain has no history.
 --
 -- State: '<BI7', the number of logs and the time of the last hit in µs; for each log '<I7I2', when its tier was
--- last entered, 0 for never, and its bytes; then the logs: first that of the last second, then by tier. A
--- log has an I7 for the time of each of up to 128 hits. One with more hits is '<I7I7', the window and the
--- number of the last slot, and 129 I4: the hits up to the end of the slot before the last 128, and of each of
--- these, modulo 2^32. The key expires when it can't decide anything any more. Logs that the limits lack are
+-- last entered, 0 for never, and its bytes; then the logs: first that of the last second, then by tier. lua/log.lua
+-- says what a log is. The key expires when it can't decide anything any more. Logs that the limits lack are
 -- kept, and with them what the key had left.
 
 -- Why some things look odd: making a function that uses locals around it takes Redis as long as a command, in
 -- each call of the script. So functions are given what they use, and constants are written out.
 
 local corrupt = ...
-local call, unpack_bytes = redis.call, struct.unpack
+local call, unpack_bytes, logging = redis.call, struct.unpack, new_log()
 local HEADER_BYTES, TIER_BYTES = 48, 40
 -- How far ahead of the server's clock, in µs, the last hit of a domain, and of all domains, may be: the clock may
 -- have stepped back.
@@ -61,7 +59,7 @@ local function read(key, logs, ahead, asked_at, simulated, corrupt)
     local tier = logs[i] or {}
     tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
     assert(entered <= last and length == #tier.log)
-    assert(length == 530 or length % 7 == 0 and length <= 7 * 128)
+    assert(length == 531 or length % 7 == 0 and length <= 7 * 128)
     logs[i] = tier
     log_at = log_at + length
   end
@@ -107,74 +105,6 @@ local function current_at(tiers, at)
   return 0
 end
 
--- A log has times, or slots.
-local function has_slots(tier) return #tier.log == 530 end
-
--- Logs of times: the index of the first one in the window.
-local function first_counting(tier, at)
-  local log, earliest = tier.log, at - tier.window
-  local low, high = 1, #log / 7 + 1
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if struct.unpack('<I7', log, middle * 7 - 6) < earliest then low = middle + 1 else high = middle end
-  end
-  return low
-end
-
--- Logs of slots: the number of a time's slot.
-local function slot_at(tier, at) return math.floor((at - tier.entered) * 128 / tier.window) end
-
--- The hits up to the end of a slot, modulo 2^32. If the window of the log is another one, the hits of a slot
--- count in the one that begins nearest.
-local function sum_of(tier, slot)
-  local window, last = struct.unpack('<I7I7', tier.log)
-  local own = slot
-  if window ~= tier.window then
-    if slot >= math.floor(last * window / tier.window) then
-      own = last
-    else
-      own = math.ceil((2 * slot + 1) * tier.window / (2 * window)) - 1
-    end
-  end
-  local index = math.min(math.max(128 + own - last, 0), 128)
-  return (struct.unpack('<I4', tier.log, 15 + 4 * index))
-end
-
--- The hits in the window. `sum_of`, `first_counting`: those above.
-local function hits_at(tier, at, sum_of, first_counting)
-  if #tier.log ~= 530 then
-    if tier.log == '' then return 0 end
-    return #tier.log / 7 - first_counting(tier, at) + 1
-  end
-  local slot = math.floor((at - tier.entered) * 128 / tier.window)
-  return (sum_of(tier, slot) - sum_of(tier, slot - 128)) % 4294967296
-end
-
--- The sums of a log, as bytes, when `slot` is the last one.
-local function sums_at(tier, slot, sum_of)
-  local sums = {}
-  if #tier.log ~= 530 then
-    local i, hits = 1, #tier.log / 7
-    for at = slot - 128, slot do
-      while i <= hits do
-        local time = struct.unpack('<I7', tier.log, i * 7 - 6)
-        if math.floor((time - tier.entered) * 128 / tier.window) > at then break end
-        i = i + 1
-      end
-      sums[#sums + 1] = struct.pack('<I4', i - 1)
-    end
-    return table.concat(sums)
-  end
-  local window, last = struct.unpack('<I7I7', tier.log)
-  if window == tier.window then
-    local by = math.min(slot - last, 129)
-    assert(by >= 0)
-    return string.sub(tier.log, 15 + 4 * by) .. string.rep(string.sub(tier.log, -4), by)
-  end
-  for at = slot - 128, slot do sums[#sums + 1] = struct.pack('<I4', sum_of(tier, at)) end
-  return table.concat(sums)
-end
-
 -- The indexes of the tiers above `current` that a large enough burst enters at a time, in order.
 local function enterable(tiers, current, at, is_cooling)
   local indexes = {}
@@ -191,10 +121,10 @@ end
 
 local domain_hits, all_hits = 0, 0
 if hard >= 0 and is_active(of_domain, now) then
-  domain_hits = hits_at(of_domain, now, sum_of, first_counting)
+  domain_hits = logging:hits(of_domain.log, 1000000, now)
 end
 if of_all and is_active(of_all, all_now) then
-  all_hits = hits_at(of_all, all_now, sum_of, first_counting)
+  all_hits = logging:hits(of_all.log, 1000000, all_now)
 end
 local hard_room = hard < 0 and math.huge or math.max(hard - domain_hits, 0)
 local global_room = global < 0 and math.huge or math.max(global - all_hits, 0)
@@ -204,7 +134,7 @@ local current = current_at(tiers, now)
 -- index, and how many hits it takes.
 local used, fitting, taken = 0, 0, {}
 if current > 0 then
-  used = hits_at(tiers[current], now, sum_of, first_counting)
+  used = logging:hits(tiers[current].log, tiers[current].window, now)
   fitting = math.min(copies, math.max(tiers[current].limit - used, 0))
   taken[1], taken[2] = current, fitting
 end
@@ -222,34 +152,10 @@ local by_global = global_room < fitting and global_room == granted and 1 or 0
 local replaced = corrupt and 1 or 0
 
 if granted < least then
-  -- The first time from `at` on when a tier has room for so many hits if no others come; nil: never.
-  local function room_at(tier, at, needed)
-    if needed > tier.limit then return nil end
-    local expiring = hits_at(tier, at, sum_of, first_counting) - (tier.limit - needed)
-    if expiring <= 0 then return at end
-    if not has_slots(tier) then
-      local first = first_counting(tier, at) + expiring - 1
-      return unpack_bytes('<I7', tier.log, first * 7 - 6) + tier.window + 1
-    end
-    local high = slot_at(tier, at)
-    local low = high - 128
-    local before = sum_of(tier, low)
-    while low + 1 < high do
-      local middle = math.floor((low + high) / 2)
-      if (sum_of(tier, middle) - before) % 4294967296 >= expiring then
-        high = middle
-      else
-        low = middle
-      end
-    end
-    -- Slot `high` expires when 128 later ones begin.
-    return tier.entered + math.ceil((high + 128) * tier.window / 128)
-  end
-
   -- The first time, from `at` on, when the log of a second has room for the least number.
   local function second_room_at(log, at)
     if not log or log.limit < 0 then return at end
-    if is_active(log, at) then return room_at(log, at, least) end
+    if is_active(log, at) then return logging:room_at(log.log, log.window, log.limit, at, least) end
     if least <= log.limit then return at end
   end
 
@@ -273,7 +179,8 @@ if granted < least then
       if needed <= 0 then
         at = from
       elseif current > 0 then
-        at = room_at(tiers[current], from, needed)
+        local tier = tiers[current]
+        at = logging:room_at(tier.log, tier.window, tier.limit, from, needed)
       end
       if at and (not changes[n + 1] or at < changes[n + 1]) then return at end
     end
@@ -289,26 +196,12 @@ if known_only == 1 and not history.is_known then
 end
 
 -- Adds hits to the log of a tier, after entering it if it is not active. Returns whether it is entered, and the
--- hits in its window then. The functions: those above.
-local function add(tier, hits, now, hits_at, sum_of, first_counting, sums_at)
+-- hits in its window then.
+local function add(logging, tier, hits, now)
   local enters = not (tier.entered > 0 and now < tier.entered + tier.active)
   if enters then tier.entered, tier.log = now, '' end
-  local before = hits_at(tier, now, sum_of, first_counting)
-  if before == 0 then tier.log = '' end
-  if #tier.log ~= 530 then
-    local times = tier.log
-    if times ~= '' then times = string.sub(times, -7 * before) end
-    if before + hits <= 128 then
-      tier.log = times .. string.rep(struct.pack('<I7', now), hits)
-      return enters, before + hits
-    end
-    tier.log = times
-  end
-  local slot = math.floor((now - tier.entered) * 128 / tier.window)
-  local sums = sums_at(tier, slot, sum_of)
-  local newest = (struct.unpack('<I4', sums, #sums - 3) + hits) % 4294967296
-  tier.log = struct.pack('<I7I7', tier.window, slot) .. string.sub(sums, 1, -5) .. struct.pack('<I4', newest)
-  return enters, hits_at(tier, now, sum_of, first_counting)
+  tier.log, hits = logging:add(tier.log, tier.window, now, hits)
+  return enters, hits
 end
 
 local burst, reached, hits, left = 0, 0, 0, granted
@@ -316,17 +209,17 @@ for n = 1, #taken, 2 do
   local tier, part = tiers[taken[n]], math.min(taken[n + 1], left)
   if part > 0 then
     left = left - part
-    local enters, in_window = add(tier, part, now, hits_at, sum_of, first_counting, sums_at)
+    local enters, in_window = add(logging, tier, part, now)
     if enters then burst = 1 end
     reached, hits = taken[n], in_window
   end
 end
 if hard >= 0 then
-  add(of_domain, granted, now, hits_at, sum_of, first_counting, sums_at)
+  add(logging, of_domain, granted, now)
   domain_hits = domain_hits + granted
 end
 if of_all then
-  add(of_all, granted, all_now, hits_at, sum_of, first_counting, sums_at)
+  add(logging, of_all, granted, all_now)
   all_hits = all_hits + granted
 end
 

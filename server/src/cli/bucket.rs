@@ -112,6 +112,7 @@ fn limit(json: &Value) -> String {
         }
         Some("fixed_window") => format!("{size} tokens in each fixed window of {window}"),
         Some("sliding_window") => format!("{size} tokens in a sliding window of {window}"),
+        Some("sliding_log") => format!("{size} tokens in any window of {window}"),
         _ => format!(
             "{size} tokens, {} a second; longest wait {}, longest debt {}",
             number(&json["fill_rate"]),

@@ -7,27 +7,29 @@ use super::rate::rate;
 use super::read::{Fields, Reader};
 use super::span::span;
 use crate::domain::bucket::{BucketLimit, MAX_SPAN_US};
-use crate::domain::window::{MAX_LIMIT, Window};
+use crate::domain::window::{MAX_LIMIT, Window, WindowKind};
 
 const TOKEN_BUCKET: &str = "token_bucket";
 const LEAKY_BUCKET: &str = "leaky_bucket";
 const FIXED_WINDOW: &str = "fixed_window";
 const SLIDING_WINDOW: &str = "sliding_window";
+const SLIDING_LOG: &str = "sliding_log";
 
 /// The algorithms by the words of the file.
-const CHOICES: [(&str, Word); 4] = [
+const CHOICES: [(&str, Word); 5] = [
     (TOKEN_BUCKET, Word::TokenBucket),
     (LEAKY_BUCKET, Word::LeakyBucket),
-    (FIXED_WINDOW, Word::FixedWindow),
-    (SLIDING_WINDOW, Word::SlidingWindow),
+    (FIXED_WINDOW, Word::Windows(WindowKind::Fixed)),
+    (SLIDING_WINDOW, Word::Windows(WindowKind::Sliding)),
+    (SLIDING_LOG, Word::Windows(WindowKind::Log)),
 ];
 
 /// The keys that not all algorithms have, and the algorithms that have them.
 const OWN_KEYS: [(&[&str], &[&str]); 4] = [
     (&["size", "fill_rate", "wait_timeout_millis", "max_debt_millis", "prefetch"], &[TOKEN_BUCKET]),
-    (&["soft_limit_percent"], &[TOKEN_BUCKET, FIXED_WINDOW, SLIDING_WINDOW]),
+    (&["soft_limit_percent"], &[TOKEN_BUCKET, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG]),
     (&["rate", "queue"], &[LEAKY_BUCKET]),
-    (&["limit", "window"], &[FIXED_WINDOW, SLIDING_WINDOW]),
+    (&["limit", "window"], &[FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG]),
 ];
 
 const LIMITS: RangeInclusive<i64> = 1..=MAX_LIMIT as i64;
@@ -40,8 +42,7 @@ const MAX_QUEUE: i64 = 1 << 53;
 pub(super) enum Word {
     TokenBucket,
     LeakyBucket,
-    FixedWindow,
-    SlidingWindow,
+    Windows(WindowKind),
 }
 
 /// Reads `algorithm`, and reports keys that are for other ones. `None` if it is invalid.
@@ -109,7 +110,7 @@ pub(super) fn window_limit(
     reader: &mut Reader,
     fields: &Fields<'_>,
     path: &YamlPath<'_>,
-    sliding: bool,
+    kind: WindowKind,
 ) -> BucketLimit {
     let limit = match fields.get("limit") {
         Some(entry) => reader.whole(entry.value, &path.key(entry.key), LIMITS, None),
@@ -118,5 +119,5 @@ pub(super) fn window_limit(
     let meaning = "the length of the windows";
     let length_us = span(reader, fields, path, "window", 1, meaning).unwrap_or(1_000_000);
     let limit = limit.and_then(|limit| u64::try_from(limit).ok()).unwrap_or(1);
-    BucketLimit::of_window(limit, Window { length_us, sliding })
+    BucketLimit::of_window(limit, Window { length_us, kind })
 }

@@ -206,8 +206,7 @@ pub(super) fn bucket(
     let limit = match algorithm(reader, &fields, path) {
         Some(Word::TokenBucket) => token_limit(reader, &fields, path, kind),
         Some(Word::LeakyBucket) => leaky_limit(reader, &fields, path),
-        Some(Word::FixedWindow) => window_limit(reader, &fields, path, false),
-        Some(Word::SlidingWindow) => window_limit(reader, &fields, path, true),
+        Some(Word::Windows(kind)) => window_limit(reader, &fields, path, kind),
         None => BucketLimit::default(),
     };
     let max_idle = whole(reader, &fields, path, "max_idle_millis", 1..=i64::MAX, Some("never"));

@@ -5,20 +5,23 @@
 use std::num::NonZeroI64;
 
 use super::bucket::{self, Charge, STATE_BYTES, Terms};
+use super::log::Log;
 use super::time::Micros;
-use super::window::{WINDOW_STATE_BYTES, Window, WindowState};
+use super::window::{WINDOW_STATE_BYTES, Window, WindowKind, WindowState};
 
 /// The stored state of a bucket. A bucket without a state is full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// That of a token bucket.
     Tokens(bucket::State),
     /// That of a fixed or sliding window.
     Window(WindowState),
+    /// That of a sliding log.
+    Log(Box<Log>),
 }
 
 /// The change that a request makes to a bucket's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The state stays unchanged.
     Keep,
@@ -29,7 +32,7 @@ pub enum Change {
 }
 
 /// A bucket's answer to one request.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// Whether the tokens are granted.
     pub granted: bool,
@@ -70,13 +73,22 @@ impl Retry {
 
 impl State {
     /// Decodes a stored value, which must be from within four and a half years of `now`. `None` if it is no
-    /// state.
-    pub fn decode(value: &[u8], now: Micros) -> Option<Self> {
-        if let Ok(bytes) = <&[u8; STATE_BYTES]>::try_from(value) {
-            return Some(Self::Tokens(bucket::State::decode(bytes, now)));
+    /// state of a bucket with such terms.
+    pub fn decode(value: &[u8], terms: &Terms, now: Micros) -> Option<Self> {
+        match terms.window.map(|window| window.kind) {
+            None => {
+                let bytes = <&[u8; STATE_BYTES]>::try_from(value).ok()?;
+                Some(Self::Tokens(bucket::State::decode(bytes, now)))
+            }
+            Some(WindowKind::Fixed | WindowKind::Sliding) => {
+                let bytes = <&[u8; WINDOW_STATE_BYTES]>::try_from(value).ok()?;
+                Some(Self::Window(WindowState::decode(bytes, now)))
+            }
+            Some(WindowKind::Log) => {
+                let log = Log::decode(value).filter(|log| !log.is_empty())?;
+                Some(Self::Log(Box::new(log)))
+            }
         }
-        let bytes = <&[u8; WINDOW_STATE_BYTES]>::try_from(value).ok()?;
-        Some(Self::Window(WindowState::decode(bytes, now)))
     }
 
     /// When the state expires, in milliseconds since the epoch; `None` if it is of another algorithm.
@@ -84,6 +96,7 @@ impl State {
         match (self, &terms.window) {
             (Self::Tokens(state), None) => Some(state.expires_ms(terms)),
             (Self::Window(state), Some(window)) => Some(state.expires_ms(window)),
+            (Self::Log(log), Some(window)) => Some(log.expires_ms(window.length_us)),
             _ => None,
         }
     }
@@ -91,14 +104,21 @@ impl State {
     fn tokens(&self) -> Option<&bucket::State> {
         match self {
             Self::Tokens(state) => Some(state),
-            Self::Window(_) => None,
+            _ => None,
         }
     }
 
     fn window(&self) -> Option<&WindowState> {
         match self {
             Self::Window(state) => Some(state),
-            Self::Tokens(_) => None,
+            _ => None,
+        }
+    }
+
+    fn log(&self) -> Option<&Log> {
+        match self {
+            Self::Log(log) => Some(log),
+            _ => None,
         }
     }
 }
@@ -123,14 +143,27 @@ fn decide_window(
     (limit, cost): (f64, f64),
     now: Micros,
 ) -> Decision {
-    let decision = window.decide(state.and_then(State::window), (limit, cost), now);
-    let retry = decision.granted.is_none().then(|| Retry::new(decision.retry_after_us));
-    let put = |state| Change::Put(State::Window(state));
+    let (left, granted, retry_after_us) = match window.kind {
+        WindowKind::Fixed | WindowKind::Sliding => {
+            let decision = window.decide(state.and_then(State::window), (limit, cost), now);
+            let granted = decision.granted.map(|state| Change::Put(State::Window(state)));
+            (decision.left, granted, decision.retry_after_us)
+        }
+        WindowKind::Log => {
+            let log = state.and_then(State::log);
+            let decision = Log::decide(log, window.length_us, (limit, cost), now);
+            let granted = decision.granted.map(|log| match log.is_empty() {
+                true => Change::Remove,
+                false => Change::Put(State::Log(Box::new(log))),
+            });
+            (decision.left, granted, decision.retry_after_us)
+        }
+    };
     Decision {
-        granted: decision.granted.is_some(),
-        balance: decision.left,
-        retry,
-        change: decision.granted.map_or(Change::Keep, put),
+        granted: granted.is_some(),
+        balance: left,
+        retry: granted.is_none().then(|| Retry::new(retry_after_us)),
+        change: granted.unwrap_or(Change::Keep),
     }
 }
 
@@ -139,7 +172,7 @@ pub fn balance(state: Option<&State>, terms: &Terms, now: Micros) -> f64 {
     match &terms.window {
         Some(window) => {
             let nothing = (terms.cap_us, 0.0);
-            window.decide(state.and_then(State::window), nothing, now).left
+            decide_window(state, window, nothing, now).balance
         }
         None => bucket::balance_us(state.and_then(State::tokens), terms, now),
     }
@@ -150,8 +183,8 @@ pub fn full_in_ms(state: Option<&State>, terms: &Terms, now: Micros) -> i64 {
     match &terms.window {
         Some(window) => {
             let all = (terms.cap_us, terms.cap_us);
-            let decision = window.decide(state.and_then(State::window), all, now);
-            decision.retry_after_us.map_or(0, |us| Retry::after_us(us).after_ms())
+            let decision = decide_window(state, window, all, now);
+            decision.retry.map_or(0, Retry::after_ms)
         }
         None => bucket::full_in_ms(balance(state, terms, now), terms),
     }

@@ -14,7 +14,7 @@
 //! stores give bit-identical answers. Change the two together.
 
 use super::time::Micros;
-use super::window::Window;
+use super::window::{Window, WindowKind};
 
 /// Units of [`State::zero_frac`] per microsecond: 2^18. At 10^8 tokens per second, one token takes
 /// 0.01 µs or 2621 units, so rounding a cost up loses 0.04 % at most.
@@ -60,8 +60,11 @@ impl Algorithm {
         match self {
             Self::TokenBucket => "token_bucket",
             Self::LeakyBucket { .. } => "leaky_bucket",
-            Self::Windows(Window { sliding: false, .. }) => "fixed_window",
-            Self::Windows(Window { sliding: true, .. }) => "sliding_window",
+            Self::Windows(window) => match window.kind {
+                WindowKind::Fixed => "fixed_window",
+                WindowKind::Sliding => "sliding_window",
+                WindowKind::Log => "sliding_log",
+            },
         }
     }
 

@@ -5,6 +5,7 @@ pub mod algorithm;
 pub mod bucket;
 pub mod holds;
 pub mod lease;
+pub mod log;
 pub mod names;
 pub mod prefetch;
 pub mod roster;

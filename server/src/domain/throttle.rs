@@ -7,7 +7,6 @@
 //! else it enters the next tier that is not cooling down. A tier that can't be entered blocks those
 //! above it, unless it is skippable.
 
-mod log;
 mod standing;
 mod state;
 #[cfg(test)]
@@ -15,8 +14,8 @@ mod tests;
 
 use smallvec::SmallVec;
 
-use self::log::Log;
 pub use self::standing::{Standing, TierStanding};
+use super::log::Log;
 use super::time::Micros;
 
 /// The most tiers of a resource.
@@ -158,7 +157,9 @@ impl Entered {
     /// The hits in the window, of a log that may no longer be active.
     fn hits(&self, tier: &Tier, now: Micros) -> u64 {
         match self.at {
-            Some(at) if self.state(tier, now) == TierState::Active => self.log.hits(tier, at, now),
+            Some(_) if self.state(tier, now) == TierState::Active => {
+                self.log.hits(tier.window_us, now)
+            }
             _ => 0,
         }
     }
@@ -169,15 +170,15 @@ impl Entered {
         if enters {
             *self = Self { at: Some(now), log: Log::default() };
         }
-        self.log.add(tier, self.at.unwrap_or(now), now, hits);
+        self.log.add(tier.window_us, now, hits);
         enters
     }
 
     /// The first time, from `from` on, at which an active tier has room for `needed` hits.
     fn room_at(&self, tier: &Tier, from: Micros, needed: u64) -> Option<Micros> {
         match self.at {
-            Some(at) if self.state(tier, from) == TierState::Active => {
-                self.log.room_at(tier, at, from, needed)
+            Some(_) if self.state(tier, from) == TierState::Active => {
+                self.log.room_at(tier.window_us, tier.limit, from, needed)
             }
             _ => (needed <= tier.limit).then_some(from),
         }

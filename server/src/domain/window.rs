@@ -1,5 +1,5 @@
-//! Limits on the tokens within windows of time, which are aligned to the epoch: of a fixed window, or of one
-//! that slides.
+//! Limits on the tokens within windows of time: of a fixed window, or of one that slides, both aligned to the
+//! epoch; or of all windows, by a log.
 //!
 //! A fixed window counts what was granted since its start. A sliding one adds the count of the window before,
 //! in proportion to the share of that window that is still within the length of a window from now, rounded down
@@ -28,8 +28,19 @@ const TIME_MODULUS: i64 = 1 << 48;
 pub struct Window {
     /// The length of each, in µs.
     pub length_us: i64,
-    /// Whether the window slides.
-    pub sliding: bool,
+    /// How what was granted is counted.
+    pub kind: WindowKind,
+}
+
+/// How what was granted within a window is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowKind {
+    /// Since the window's start.
+    Fixed,
+    /// Since then, and in proportion in the window before.
+    Sliding,
+    /// Each with its time, in a [`Log`](super::log::Log).
+    Log,
 }
 
 /// What was granted in a window and in the one before.
@@ -101,10 +112,14 @@ impl WindowState {
 impl Window {
     /// How long counts matter from the start of their window, in µs.
     pub fn life_us(&self) -> i64 {
-        if self.sliding { 2 * self.length_us } else { self.length_us }
+        if self.slides() { 2 * self.length_us } else { self.length_us }
     }
 
-    /// Decides a request for `cost` tokens of at most `limit`. A negative cost puts tokens back.
+    fn slides(&self) -> bool {
+        self.kind == WindowKind::Sliding
+    }
+
+    /// Decides by the counts of a fixed or sliding window a request for `cost` tokens of at most `limit`. A negative cost puts tokens back.
     pub fn decide(
         &self,
         state: Option<&WindowState>,
@@ -150,7 +165,7 @@ impl Window {
 
     /// What counts of the window before, at a time within the window.
     fn carried(&self, counts: &Counts, at: i64) -> f64 {
-        if !self.sliding {
+        if !self.slides() {
             return 0.0;
         }
         let inside = (counts.start + self.length_us - at) as f64;
@@ -163,7 +178,7 @@ impl Window {
             return None;
         }
         let end = counts.start + self.length_us;
-        if !self.sliding {
+        if !self.slides() {
             return Some(end);
         }
         let (counts, first) = match counts.current + cost > limit {

@@ -5,8 +5,8 @@ use super::*;
 const S: i64 = 1_000_000;
 const MINUTE: i64 = 60 * S;
 
-fn window(sliding: bool) -> Window {
-    Window { length_us: MINUTE, sliding }
+fn window(kind: WindowKind) -> Window {
+    Window { length_us: MINUTE, kind }
 }
 
 /// Asks for tokens, and returns how many were left before, and after a refusal when to ask again.
@@ -29,7 +29,7 @@ fn ask(
 /// The example of the document: five requests in the last minute, three in this one, of which 30 % have passed.
 #[test]
 fn a_sliding_window_counts_a_share_of_the_last_one() {
-    let (window, mut state) = (window(true), None);
+    let (window, mut state) = (window(WindowKind::Sliding), None);
     for _ in 0..5 {
         ask(&mut state, &window, (7, 1), 10 * MINUTE).unwrap();
     }
@@ -46,13 +46,13 @@ fn a_sliding_window_counts_a_share_of_the_last_one() {
 
 #[test]
 fn a_fixed_window_begins_anew_on_the_clock() {
-    let (window, mut state) = (window(false), None);
+    let (window, mut state) = (window(WindowKind::Fixed), None);
     assert_eq!(ask(&mut state, &window, (5, 5), 11 * MINUTE - 1), Ok(5.0));
     assert_eq!(ask(&mut state, &window, (5, 1), 11 * MINUTE - 1), Err(Some(1)));
     assert_eq!(ask(&mut state, &window, (5, 5), 11 * MINUTE), Ok(5.0));
     assert_eq!(ask(&mut state, &window, (5, 1), 11 * MINUTE + 20 * S), Err(Some(40 * S)));
     // A day begins at midnight UTC.
-    let day = Window { length_us: 86_400 * S, sliding: false };
+    let day = Window { length_us: 86_400 * S, kind: WindowKind::Fixed };
     let midnight = 20_000 * 86_400 * S;
     let mut state = None;
     ask(&mut state, &day, (1, 1), midnight - 1).unwrap();
@@ -62,7 +62,7 @@ fn a_fixed_window_begins_anew_on_the_clock() {
 
 #[test]
 fn tokens_that_are_put_back_may_be_taken_again() {
-    let (window, mut state) = (window(false), None);
+    let (window, mut state) = (window(WindowKind::Fixed), None);
     assert_eq!(ask(&mut state, &window, (5, 4), 0), Ok(5.0));
     assert_eq!(ask(&mut state, &window, (5, -3), 0), Ok(1.0));
     assert_eq!(ask(&mut state, &window, (5, -9), 0), Ok(4.0));
@@ -71,10 +71,10 @@ fn tokens_that_are_put_back_may_be_taken_again() {
 
 #[test]
 fn a_lower_limit_and_another_length_keep_what_was_granted() {
-    let (minute, mut state) = (window(true), None);
+    let (minute, mut state) = (window(WindowKind::Sliding), None);
     ask(&mut state, &minute, (9, 9), MINUTE + 10 * S).unwrap();
     assert_eq!(ask(&mut state, &minute, (5, 1), MINUTE + 10 * S).ok(), None);
-    let hour = Window { length_us: 60 * MINUTE, sliding: false };
+    let hour = Window { length_us: 60 * MINUTE, kind: WindowKind::Fixed };
     assert_eq!(ask(&mut state, &hour, (10, 1), 5 * MINUTE), Ok(1.0));
     // To those who still have the old length, the hit is of the minute in which the state began.
     assert_eq!(ask(&mut state, &minute, (10, 10), MINUTE + 50 * S).ok(), None);
@@ -82,7 +82,7 @@ fn a_lower_limit_and_another_length_keep_what_was_granted() {
 
 #[test]
 fn time_that_steps_back_stands_still_for_an_hour_at_most() {
-    let (window, mut state) = (window(false), None);
+    let (window, mut state) = (window(WindowKind::Fixed), None);
     ask(&mut state, &window, (5, 5), 100 * MINUTE).unwrap();
     assert_eq!(ask(&mut state, &window, (5, 1), 90 * MINUTE), Err(Some(11 * MINUTE)));
     assert_eq!(ask(&mut state, &window, (5, 1), 39 * MINUTE), Ok(5.0));
@@ -102,7 +102,7 @@ impl Exact {
     fn used(&self, window: &Window, at: i64) -> i128 {
         let (length, number) = (window.length_us, at.div_euclid(window.length_us));
         let inside = i128::from(length - at.rem_euclid(length));
-        let before = if window.sliding { self.granted_in(number - 1, length) } else { 0 };
+        let before = if window.slides() { self.granted_in(number - 1, length) } else { 0 };
         self.granted_in(number, length) + before * inside / i128::from(length)
     }
 }
@@ -115,7 +115,8 @@ proptest! {
         limit in 1..300_u32,
         asked in proptest::collection::vec((0..1_000_000_u32, 1..40_i64), 1..60),
     ) {
-        let window = Window { length_us, sliding };
+        let kind = if sliding { WindowKind::Sliding } else { WindowKind::Fixed };
+        let window = Window { length_us, kind };
         let (mut state, mut exact, mut now) = (None, Exact::default(), 20_000 * 86_400 * S + 7);
         for (pause, cost) in asked {
             // Up to half a window, and seldom more than two.

@@ -30,8 +30,7 @@ impl Key {
 /// A [`Key`] with borrowed names, for lookups without allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct KeyRef<'a> {
-    /// `b`: a configured or dynamic bucket; `d`: a namespace's default; `g`: the global default. In upper
-    /// case: the same with windows.
+    /// [`BucketRequest::letter`]
     kind: u8,
     namespace: &'a str,
     name: &'a str,
@@ -57,22 +56,14 @@ impl<'a> From<&'a Key> for KeyRef<'a> {
 
 impl<'a> KeyRef<'a> {
     pub(super) fn of(request: &BucketRequest<'a>) -> Self {
-        let key = Self::new(request.kind, request.namespace, request.name);
-        match request.has_windows() {
-            true => Self { kind: key.kind.to_ascii_uppercase(), ..key },
-            false => key,
-        }
-    }
-
-    /// The key of the token bucket that serves `name` in `namespace`.
-    pub(super) fn new(kind: BucketKind, namespace: &'a str, name: &'a str) -> Self {
-        match kind {
+        let (namespace, name) = match request.kind {
             BucketKind::Configured | BucketKind::Dynamic { .. } => {
-                Self { kind: b'b', namespace, name }
+                (request.namespace, request.name)
             }
-            BucketKind::NamespaceDefault => Self { kind: b'd', namespace, name: "" },
-            BucketKind::GlobalDefault => Self { kind: b'g', namespace: "", name: "" },
-        }
+            BucketKind::NamespaceDefault => (request.namespace, ""),
+            BucketKind::GlobalDefault => ("", ""),
+        };
+        Self { kind: request.letter(), namespace, name }
     }
 
     pub(super) fn to_key(self) -> Key {

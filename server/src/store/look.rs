@@ -40,7 +40,7 @@ pub trait Looks: Store {
 }
 
 /// What a store has of a bucket.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Look {
     /// The state; `None` if there is none, and the bucket is full.
     pub state: Option<State>,

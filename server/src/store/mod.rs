@@ -15,6 +15,7 @@ use crate::domain::bucket::{BucketKind, Charge, Terms};
 use crate::domain::lease::{Band, Grant, Holder, HolderRequest, ParentLease, Rules, Totals};
 use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
+use crate::domain::window::WindowKind;
 use crate::metrics::PrefetchMetrics;
 
 pub mod clock;
@@ -96,10 +97,24 @@ impl BucketRequest<'_> {
         }
     }
 
-    /// Whether the bucket counts within windows. Its state then has a key of its own, so that nodes with
-    /// different algorithms do not overwrite each other's states.
+    /// Whether the bucket counts within windows.
     fn has_windows(&self) -> bool {
         self.terms.window.is_some()
+    }
+
+    /// The letter of the keys of its state. States of different forms have different keys, so that nodes with
+    /// different algorithms do not overwrite each other's.
+    fn letter(&self) -> u8 {
+        let letters = match self.terms.window.map(|window| window.kind) {
+            None => b"bdg",
+            Some(WindowKind::Fixed | WindowKind::Sliding) => b"BDG",
+            Some(WindowKind::Log) => b"LMN",
+        };
+        match self.kind {
+            BucketKind::Configured | BucketKind::Dynamic { .. } => letters[0],
+            BucketKind::NamespaceDefault => letters[1],
+            BucketKind::GlobalDefault => letters[2],
+        }
     }
 
     /// Whether the expiry of the bucket's state must be written with every decision: because it may

@@ -5,7 +5,7 @@ use testkit::cluster::reserve_machine;
 use testkit::redis_cost::{CALLERS, CostMeter, TURN, TURNS, key, median};
 use testkit::{Redis, redis_store_by_its_own_clock, runtime};
 use tollgate_server::domain::bucket::{BucketKind, BucketLimit, Terms};
-use tollgate_server::domain::window::Window;
+use tollgate_server::domain::window::{Window, WindowKind};
 use tollgate_server::store::redis::RedisStore;
 use tollgate_server::store::{BucketRequest, Store, TokenAction, Verdict};
 
@@ -43,17 +43,19 @@ fn cpu_of_redis() {
     let runtime = runtime();
     let mut meter = CostMeter::new(&redis);
     let store = runtime.block_on(redis_store_by_its_own_clock(&redis));
-    let window = |limit, sliding| {
+    let window = |limit, kind| {
         let length_us = 60_000_000;
-        BucketLimit::of_window(limit, Window { length_us, sliding }).terms()
+        BucketLimit::of_window(limit, Window { length_us, kind }).terms()
     };
     let tokens = BucketLimit { size_tokens: 1_000_000, ..BucketLimit::default() }.terms();
     let kinds = [
         ("token bucket", tokens, true),
-        ("fixed window", window(1_000_000, false), true),
-        ("fixed window, refused", window(1, false), false),
-        ("sliding window", window(1_000_000, true), true),
-        ("sliding window, refused", window(1, true), false),
+        ("fixed window", window(1_000_000, WindowKind::Fixed), true),
+        ("fixed window, refused", window(1, WindowKind::Fixed), false),
+        ("sliding window", window(1_000_000, WindowKind::Sliding), true),
+        ("sliding window, refused", window(1, WindowKind::Sliding), false),
+        ("sliding log", window(1_000_000, WindowKind::Log), true),
+        ("sliding log, refused", window(1, WindowKind::Log), false),
     ];
     let mut costs = vec![Vec::new(); kinds.len() + 1];
     for turn in 0..TURNS {

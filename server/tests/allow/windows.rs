@@ -2,7 +2,7 @@
 
 use testkit::Service;
 use tollgate_server::domain::bucket::Algorithm;
-use tollgate_server::domain::window::Window;
+use tollgate_server::domain::window::{Window, WindowKind};
 use tollgate_server::service::allow::{Answer, Query, Status};
 use tollgate_server::store::look::Looks;
 
@@ -76,9 +76,42 @@ async fn a_sliding_window_counts_a_share_of_the_last_one<S: Looks>(s: &Service<S
     refused(&ask(s, "b", 7).await, 84_000, 0.0);
 }
 
+/// The example of the document, at 1:00:01, 1:00:30, 1:00:50 and 1:01:40; but what is refused is not logged.
+async fn a_log_limits_any_window<S: Looks>(s: &Service<S>) {
+    set_limit(s, "algorithm: sliding_log, limit: 2, window: 1m");
+    granted(&ask(s, "b", 1).await, 1.0);
+    s.clock.advance(29 * SECOND);
+    granted(&ask(s, "b", 1).await, 0.0);
+    s.clock.advance(20 * SECOND);
+    refused(&ask(s, "b", 1).await, 11_001, 0.0);
+    refused(&ask(s, "b", 2).await, 40_001, 0.0);
+    refused(&ask(s, "b", 3).await, 0, 0.0);
+    s.clock.advance(50 * SECOND);
+    granted(&ask(s, "b", 1).await, 1.0);
+    granted(&ask(s, "b", 1).await, 0.0);
+}
+
+/// Of more than 128 tokens, slots of 1/128 of the window are counted.
+async fn a_large_log_forgets_a_slot_early_at_most<S: Looks>(s: &Service<S>) {
+    set_limit(s, "algorithm: sliding_log, limit: 1000, window: 128s");
+    for left in [800.0, 600.0, 400.0, 200.0, 0.0] {
+        granted(&ask(s, "b", 200).await, left);
+        s.clock.advance(10 * SECOND + 900_000);
+    }
+    // 54.5 s have passed, and the second ones count from 10 s on.
+    refused(&ask(s, "b", 1).await, 73_500, 0.0);
+    refused(&ask(s, "b", 201).await, 83_500, 0.0);
+    s.clock.advance(83_499_999);
+    refused(&ask(s, "b", 201).await, 1, 200.0);
+    s.clock.advance(1);
+    granted(&ask(s, "b", 201).await, 400.0 - 201.0);
+    s.clock.advance(1000 * SECOND);
+    granted(&ask(s, "b", 1000).await, 0.0);
+}
+
 /// Asking after `retry_after` is granted, and a millisecond earlier is not.
 async fn retry_after_is_exact<S: Looks>(s: &Service<S>) {
-    for algorithm in ["fixed_window", "sliding_window"] {
+    for algorithm in ["fixed_window", "sliding_window", "sliding_log"] {
         set_limit(s, &format!("algorithm: {algorithm}, limit: 17, window: 7777ms"));
         let (mut refusals, mut tokens) = (0, 1);
         for _ in 0..200 {
@@ -113,6 +146,13 @@ async fn limits_and_algorithms_may_change<S: Looks>(s: &Service<S>) {
     // It had a state of its own, so that nodes that don't know of the change yet don't overwrite it.
     set_limit(s, "algorithm: fixed_window, limit: 5, window: 1m");
     refused(&ask(s, "b", 1).await, 60_000, 0.0);
+    set_limit(s, "algorithm: sliding_log, limit: 6, window: 1m");
+    granted(&ask(s, "b", 6).await, 0.0);
+    set_limit(s, "algorithm: sliding_log, limit: 8, window: 2m");
+    granted(&ask(s, "b", 1).await, 1.0);
+    s.clock.advance(MINUTE + 1);
+    set_limit(s, "algorithm: sliding_log, limit: 8, window: 1m");
+    granted(&ask(s, "b", 8).await, 0.0);
 }
 
 async fn dynamic_buckets_have_windows_of_their_own<S: Looks>(s: &Service<S>) {
@@ -129,6 +169,21 @@ async fn dynamic_buckets_have_windows_of_their_own<S: Looks>(s: &Service<S>) {
     s.clock.advance(MINUTE + 1001);
     assert_eq!(ask(s, "c", 1).await.status, Status::Ok);
     granted(&ask(s, "d", 2).await, 0.0);
+    s.set_limits(
+        "namespaces: { log: { max_dynamic_buckets: 1, dynamic_bucket_template: { algorithm: \
+         sliding_log, limit: 2, window: 1m } } }",
+    );
+    let ask_log = async |bucket| {
+        let query = Query { namespace: "log", bucket, tokens: 1, max_wait_ms: None };
+        s.allow.allow(&query).await.unwrap()
+    };
+    granted(&ask_log("a").await, 1.0);
+    s.clock.advance(40 * SECOND);
+    granted(&ask_log("a").await, 0.0);
+    s.clock.advance(40 * SECOND);
+    assert_eq!(ask_log("b").await.status, Status::TooManyBuckets);
+    s.clock.advance(21 * SECOND);
+    granted(&ask_log("b").await, 1.0);
 }
 
 async fn soft_limits_shadow_and_the_bound_on_requests<S: Looks>(s: &Service<S>) {
@@ -157,7 +212,7 @@ async fn a_look_takes_nothing_and_a_fill_forgets<S: Looks>(s: &Service<S>) {
         let view = s.allow.look(("ns", "b"), None).await.unwrap().unwrap();
         assert_eq!(
             view.limit.algorithm,
-            Algorithm::Windows(Window { length_us: MINUTE, sliding: true })
+            Algorithm::Windows(Window { length_us: MINUTE, kind: WindowKind::Sliding })
         );
         let (look, terms) = view.balance.known().unwrap();
         assert_eq!(terms.tokens(look.accrued_us(terms)), 1.0);
@@ -179,9 +234,38 @@ async fn a_look_takes_nothing_and_a_fill_forgets<S: Looks>(s: &Service<S>) {
     granted(&ask(s, "b", 4).await, 0.0);
 }
 
+async fn a_log_is_looked_at_and_filled<S: Looks>(s: &Service<S>) {
+    for (limit, few) in [(4, 1), (400, 150)] {
+        set_limit(s, &format!("algorithm: sliding_log, limit: {limit}, window: 128s"));
+        s.allow.fill(("ns", "b"), false, None).await.unwrap();
+        granted(&ask(s, "b", few).await, (limit - few) as f64);
+        s.clock.advance(10 * SECOND);
+        for _ in 0..2 {
+            let view = s.allow.look(("ns", "b"), None).await.unwrap().unwrap();
+            let (look, terms) = view.balance.known().unwrap();
+            assert_eq!(look.accrued_us(terms), (limit - few) as f64);
+            let full_in_ms = look.full_in_ms(terms);
+            assert!((118_000..=118_001).contains(&full_in_ms), "{full_in_ms}");
+        }
+        let query = Query { namespace: "ns", bucket: "b", tokens: limit, max_wait_ms: None };
+        let explanation = s.allow.explain(&query, None).await.unwrap();
+        let last = explanation.steps.last().unwrap();
+        let text =
+            format!("within any window of 2m 8s, {limit} tokens may be taken at most (limit)");
+        assert_eq!(last.text, text);
+        let refusal = ask(s, "b", limit).await;
+        refused(&explanation.answer, refusal.retry_after_ms, refusal.tokens_available);
+        s.allow.fill(("ns", "b"), false, None).await.unwrap();
+        granted(&ask(s, "b", limit).await, 0.0);
+    }
+}
+
 testkit::scenarios!(
     a_fixed_window_begins_anew_on_the_clock,
     a_sliding_window_counts_a_share_of_the_last_one,
+    a_log_limits_any_window,
+    a_large_log_forgets_a_slot_early_at_most,
+    a_log_is_looked_at_and_filled,
     retry_after_is_exact,
     limits_and_algorithms_may_change,
     dynamic_buckets_have_windows_of_their_own,

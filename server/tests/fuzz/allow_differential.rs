@@ -15,7 +15,7 @@ use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
 use tollgate_server::domain::bucket::{BucketKind, BucketLimit, MAX_SPAN_US};
 use tollgate_server::domain::time::{ManualClock, Micros};
-use tollgate_server::domain::window::Window;
+use tollgate_server::domain::window::{Window, WindowKind};
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::{BucketRequest, Outcome, Store, TokenAction, Verdict};
 
@@ -24,7 +24,7 @@ const NAMES: [&str; 5] = ["a", "b", "2001:db8::1", "{c}%7D", "ключ"];
 /// Deletes buckets that have expired by ARGV[1]; replies with the keys of the others.
 const SWEEP: &str = "
     local live = {}
-    for _, key in ipairs(redis.call('KEYS', '[bdBD]{*')) do
+    for _, key in ipairs(redis.call('KEYS', '[bdBDLM]{*')) do
         local at = redis.call('PEXPIRETIME', key)
         if at >= 0 and tonumber(ARGV[1]) > at then redis.call('DEL', key)
         else table.insert(live, key) end
@@ -120,9 +120,10 @@ fn rules() -> impl Strategy<Value = Rules> {
 /// Rules of any algorithm.
 fn any_rules() -> impl Strategy<Value = Rules> {
     let length_us = select(vec![1000, 7_000_003, 60_000_000, 3_600_000_000, 86_400_000_000]);
-    let window = (rules(), length_us, any::<bool>()).prop_map(|(rules, length_us, sliding)| {
+    let kind = select(vec![WindowKind::Fixed, WindowKind::Sliding, WindowKind::Log]);
+    let window = (rules(), length_us, kind).prop_map(|(rules, length_us, kind)| {
         let BucketLimit { size_tokens, max_idle_ms, .. } = rules.limit;
-        let window = BucketLimit::of_window(size_tokens, Window { length_us, sliding });
+        let window = BucketLimit::of_window(size_tokens, Window { length_us, kind });
         let limit = BucketLimit { max_idle_ms, ..window };
         Rules { limit, prefetch_tokens: 0, ..rules }
     });
@@ -131,7 +132,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         let limit = BucketLimit { max_idle_ms, ..BucketLimit::leaky(fill_rate, queue) };
         Rules { limit, prefetch_tokens: 0, ..rules }
     });
-    prop_oneof![4 => rules(), 2 => window, 1 => leaky]
+    prop_oneof![4 => rules(), 3 => window, 1 => leaky]
 }
 
 fn request() -> impl Strategy<Value = TokenRequest> {
@@ -176,6 +177,15 @@ fn step(rules: usize) -> impl Strategy<Value = Step> {
     })
 }
 
+/// Algorithms whose states are of different forms have states of their own.
+fn form(limit: &BucketLimit) -> u8 {
+    match limit.algorithm.windows().map(|window| window.kind) {
+        None => 0,
+        Some(WindowKind::Fixed | WindowKind::Sliding) => 1,
+        Some(WindowKind::Log) => 2,
+    }
+}
+
 fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
     let rules = (any::<bool>(), proptest::collection::vec(any_rules(), 3));
     let rules = rules.prop_map(|(bounded, mut rules)| {
@@ -184,9 +194,7 @@ fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
         // windows, for which the embedded store has another place.
         let (configured, first) = (rules[0].configured, rules[0].limit);
         for rules in &mut rules {
-            if bounded
-                && rules.limit.algorithm.windows().is_some() != first.algorithm.windows().is_some()
-            {
+            if bounded && form(&rules.limit) != form(&first) {
                 rules.limit = first;
             }
             rules.max_buckets = rules.max_buckets.filter(|_| bounded).or(bounded.then_some(2));
@@ -322,7 +330,7 @@ fn drop_unused_places(masters: &mut [redis::Connection], now: Micros) {
     let live = sweep(masters, now);
     for (master, names) in masters.iter_mut().zip(given) {
         let is_live = |name: &String| {
-            ["b", "B"].iter().any(|letter| live.contains(&format!("{letter}{{ns:{name}}}")))
+            ["b", "B", "L"].iter().any(|letter| live.contains(&format!("{letter}{{ns:{name}}}")))
         };
         for name in names.iter().filter(|name| !is_live(name)) {
             redis::cmd("ZREM").arg("i{ns}").arg(name).exec(master).unwrap();

@@ -1,7 +1,7 @@
 //! Histories as `lua/throttle.lua` encodes them.
 
-use super::log::Log;
 use super::{Entered, History};
+use crate::domain::log::Log;
 use crate::domain::time::Micros;
 
 /// Reads numbers and bytes, each from where the last one ended.

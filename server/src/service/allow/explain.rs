@@ -10,7 +10,7 @@ use super::{
 use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, Terms};
 use crate::domain::names::CallerId;
-use crate::domain::window::Window;
+use crate::domain::window::{Window, WindowKind};
 use crate::service::Error;
 use crate::store::look::{Look, Looks};
 use crate::store::{BucketRequest, TokenAction};
@@ -309,7 +309,11 @@ fn balance_step(steps: &mut Steps, look: &Look, terms: &Terms) {
 fn window_step(steps: &mut Steps, request: &BucketRequest<'_>, window: &Window, left: f64) {
     let limit = request.terms.cap_us;
     let length = time(window.length_us / 1000);
-    let kind = if window.sliding { "a sliding window" } else { "each fixed window" };
+    let kind = match window.kind {
+        WindowKind::Fixed => "each fixed window",
+        WindowKind::Sliding => "a sliding window",
+        WindowKind::Log => "any window",
+    };
     let text = format!("within {kind} of {length}, {} may be taken at most (limit)", tokens(limit));
     let effect = Effect::of_rule(request.charge().cost_us <= left);
     let window_ms = window.length_us as f64 / 1000.0;

@@ -45,7 +45,7 @@ pub struct ServedBy {
 }
 
 /// What is known of a bucket's balance.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Balance {
     /// What the store has.
     Shared {

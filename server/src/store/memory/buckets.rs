@@ -88,7 +88,7 @@ impl Buckets {
     pub(super) fn look(&self, key: KeyRef<'_>, hash: u64, now: Micros) -> (Option<State>, bool) {
         let bucket = self.table.find(hash, |bucket| KeyRef::from(&bucket.key) == key);
         match bucket.filter(|bucket| now.as_millis() <= bucket.expires_ms) {
-            Some(bucket) => (Some(bucket.state), bucket.place.is_some()),
+            Some(bucket) => (Some(bucket.state.clone()), bucket.place.is_some()),
             None => (None, false),
         }
     }
@@ -113,43 +113,43 @@ impl Buckets {
         let key = KeyRef::of(request);
         let found =
             self.table.entry(hash, |bucket| KeyRef::from(&bucket.key) == key, |bucket| bucket.hash);
-        let state = match &found {
-            Entry::Occupied(old) if now.as_millis() <= old.get().expires_ms => {
-                Some(old.get().state)
-            }
+        let known = match &found {
+            Entry::Occupied(old) if now.as_millis() <= old.get().expires_ms => Some(old.get()),
             _ => None,
         };
-        let decision = algorithm::decide(state.as_ref(), request.terms, &request.charge(), now);
+        let state = known.map(|known| &known.state);
+        let decision = algorithm::decide(state, request.terms, &request.charge(), now);
+        let is_removed = decision.change == Change::Remove;
         let kept = match decision.change {
             Change::Put(state) => Some(state),
             // Rewrite the unchanged state if its expiry may have to change.
-            Change::Keep => state.filter(|_| request.rewrites()),
+            Change::Keep => state.filter(|_| request.rewrites()).cloned(),
             Change::Remove => None,
         };
-        let expiring = kept.and_then(|kept| Some((kept, kept.expires_ms(request.terms)?)));
-        if let Some((kept, ends_ms)) = expiring {
+        // When it is removed, and when its state itself expires.
+        let known = known.map(|known| (known.expires_ms, known.state.expires_ms(request.terms)));
+        let ends_ms = kept.as_ref().and_then(|kept| kept.expires_ms(request.terms));
+        if let (Some(kept), Some(ends_ms)) = (kept, ends_ms) {
             let idle_at_ms =
                 request.idle_us().map(|idle_us| ceil_ms(now.0.saturating_add(idle_us)));
             let expires_ms = ends_ms.min(idle_at_ms.unwrap_or(i64::MAX));
-            let known = match &found {
-                Entry::Occupied(old) => state.map(|state| (state, old.get().expires_ms)),
-                Entry::Vacant(_) => None,
-            };
             let expires_ms = match known {
-                Some((_, known_ms)) if request.has_windows() && request.rewrites() => {
+                Some((known_ms, _)) if request.has_windows() && request.rewrites() => {
                     // Nodes with longer windows may still need the state.
                     expires_ms.max(known_ms)
                 }
-                Some((state, known_ms)) if request.has_windows() => {
-                    let is_of_this_window = state.expires_ms(request.terms) == Some(ends_ms);
-                    if is_of_this_window { known_ms } else { expires_ms }
+                // Further counts of the same window.
+                Some((known_ms, Some(known_ends_ms)))
+                    if matches!(kept, State::Window(_)) && known_ends_ms == ends_ms =>
+                {
+                    known_ms
                 }
                 _ => expires_ms,
             };
             match found {
                 Entry::Occupied(mut old) => {
                     let old = old.get_mut();
-                    if state.is_none() {
+                    if known.is_none() {
                         old.place = None;
                     }
                     old.place = old.place.take().or(place);
@@ -166,7 +166,7 @@ impl Buckets {
                     in_use.fetch_add(1, Ordering::Relaxed);
                 }
             }
-        } else if let (Entry::Occupied(old), Change::Remove) = (found, decision.change) {
+        } else if is_removed && let Entry::Occupied(old) = found {
             old.remove();
             in_use.fetch_sub(1, Ordering::Relaxed);
         }

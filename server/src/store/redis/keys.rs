@@ -7,7 +7,8 @@
 //! | `i{ns}` | the register of a namespace that bounds its dynamic buckets | the namespace |
 //! | `d{ns}` | the namespace's default bucket | the namespace |
 //! | `g` | the global default bucket | – |
-//! | `B{ns:bucket}`, `D{ns}`, `G` | the same for buckets with windows | as theirs |
+//! | `B{ns:bucket}`, `D{ns}`, `G` | the same for buckets with fixed or sliding windows | as theirs |
+//! | `L{ns:bucket}`, `M{ns}`, `N` | the same for buckets with a sliding log | as theirs |
 //! | `h{resource}` | a resource's leases by holder, and their sums | the resource |
 //! | `w{resource}` | its holders by their wants | the resource |
 //! | `e{resource}` | its holders by the expiry of their leases | the resource |
@@ -150,15 +151,14 @@ impl HoldKeys {
 /// The key of the state of a request's bucket.
 pub(super) fn state(request: &BucketRequest<'_>) -> Vec<u8> {
     let BucketRequest { kind, namespace, name, .. } = *request;
-    let mut key = match kind {
-        BucketKind::GlobalDefault => b"g".to_vec(),
-        BucketKind::NamespaceDefault => tagged(b'd', namespace, None),
-        BucketKind::Configured | BucketKind::Dynamic { .. } => tagged(b'b', namespace, Some(name)),
-    };
-    if request.has_windows() {
-        key[0] = key[0].to_ascii_uppercase();
+    let letter = request.letter();
+    match kind {
+        BucketKind::GlobalDefault => vec![letter],
+        BucketKind::NamespaceDefault => tagged(letter, namespace, None),
+        BucketKind::Configured | BucketKind::Dynamic { .. } => {
+            tagged(letter, namespace, Some(name))
+        }
     }
-    key
 }
 
 /// The key of the hits of a domain on a resource.
@@ -234,15 +234,16 @@ mod tests {
 
     use super::*;
     use crate::domain::bucket::{BucketLimit, Terms};
-    use crate::domain::window::Window;
+    use crate::domain::window::{Window, WindowKind};
     use crate::store::TokenAction;
 
     const DYNAMIC: BucketKind = BucketKind::Dynamic { max_buckets: None };
 
-    /// Those of a token bucket, and of windows.
-    fn terms() -> (Terms, Terms) {
-        let windows = Window { length_us: 1, sliding: true };
-        (BucketLimit::default().terms(), BucketLimit::of_window(1, windows).terms())
+    /// Those of a token bucket, of windows, and of a log.
+    fn terms() -> (Terms, Terms, Terms) {
+        let window = |kind| BucketLimit::of_window(1, Window { length_us: 1, kind }).terms();
+        let tokens = BucketLimit::default().terms();
+        (tokens, window(WindowKind::Sliding), window(WindowKind::Log))
     }
 
     fn request<'a>(
@@ -276,12 +277,15 @@ mod tests {
     #[test]
     fn schema() {
         let text = |key: Vec<u8>| String::from_utf8(key).unwrap();
-        let (tokens, windows) = terms();
+        let (tokens, windows, log) = terms();
         let names = ("ns", "a:b}");
         let key = |kind| text(state(&request(kind, &tokens, names)));
         assert_eq!(text(state(&request(DYNAMIC, &windows, names))), "B{ns:a:b%7D}");
         assert_eq!(text(state(&request(BucketKind::NamespaceDefault, &windows, names))), "D{ns}");
         assert_eq!(text(state(&request(BucketKind::GlobalDefault, &windows, names))), "G");
+        assert_eq!(text(state(&request(DYNAMIC, &log, names))), "L{ns:a:b%7D}");
+        assert_eq!(text(state(&request(BucketKind::NamespaceDefault, &log, names))), "M{ns}");
+        assert_eq!(text(state(&request(BucketKind::GlobalDefault, &log, names))), "N");
         let registered = registered_state(&request(DYNAMIC, &windows, names), b"c%7D");
         assert_eq!(text(registered), "B{ns:c%7D}");
         assert_eq!(key(DYNAMIC), "b{ns:a:b%7D}");
@@ -309,14 +313,18 @@ mod tests {
     /// All the keys that come of some names: each with what it is about.
     fn all_keys(namespace: &str, bucket: &str, resource: &str) -> Vec<(Vec<u8>, String)> {
         let ResourceKeys { holders, by_wants, by_expiry, upstream } = ResourceKeys::new(resource);
-        let (tokens, windows) = terms();
+        let (tokens, windows, log) = terms();
         let key = |kind| state(&request(kind, &tokens, (namespace, bucket)));
         let of_windows = |kind| state(&request(kind, &windows, (namespace, bucket)));
+        let of_log = |kind| state(&request(kind, &log, (namespace, bucket)));
         let mut all = vec![
             (key(DYNAMIC), format!("bucket {namespace:?} {bucket:?}")),
             (of_windows(DYNAMIC), format!("windows {namespace:?} {bucket:?}")),
             (of_windows(BucketKind::NamespaceDefault), format!("default windows {namespace:?}")),
             (of_windows(BucketKind::GlobalDefault), "global windows".to_owned()),
+            (of_log(DYNAMIC), format!("log {namespace:?} {bucket:?}")),
+            (of_log(BucketKind::NamespaceDefault), format!("default log {namespace:?}")),
+            (of_log(BucketKind::GlobalDefault), "global log".to_owned()),
             (register(namespace), format!("register {namespace:?}")),
             (history(resource, bucket), format!("hits {resource:?} {bucket:?}")),
             (key(BucketKind::NamespaceDefault), format!("default {namespace:?}")),
@@ -372,7 +380,7 @@ mod tests {
             }
             let register = register(&ns);
             prop_assert_eq!(tag(&register), escaped(&ns));
-            let (tokens, _) = terms();
+            let (tokens, ..) = terms();
             let of = |ns, bucket| request(DYNAMIC, &tokens, (ns, bucket));
             let key = state(&of(&ns, &bucket));
             prop_assert_eq!(tag(&key), &key[2..key.len() - 1]);
@@ -388,7 +396,7 @@ mod tests {
             other_ns in "[a%{}]{1,3}", other_bucket in "[a:%{}]{1,4}",
         ) {
             prop_assume!((&ns, &bucket) != (&other_ns, &other_bucket));
-            let (tokens, _) = terms();
+            let (tokens, ..) = terms();
             let key = |ns, bucket| state(&request(DYNAMIC, &tokens, (ns, bucket)));
             prop_assert_ne!(key(&ns, &bucket), key(&other_ns, &other_bucket));
         }

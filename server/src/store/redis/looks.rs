@@ -79,14 +79,10 @@ impl Inner {
         let script = Some(Scripted::Look);
         let make = |_: usize, _: Target<'_>| cmd(&key);
         let reply = self.values_of(|_| call.owner, &[call.slot], script, make).await.pop();
-        self.state(&reply.ok_or(StoreError::Refused)??).ok_or(StoreError::Refused)
-    }
-
-    /// The state in the reply of a look, and the time of the look. A value that is no state counts as
-    /// absent, as in `lua/allow.lua`.
-    fn state(&self, reply: &Value) -> Option<(Option<State>, Micros)> {
-        let (bytes, now) = self.looked_at(reply)?;
-        Some((State::decode(bytes, now), now))
+        let reply = reply.ok_or(StoreError::Refused)??;
+        let (bytes, now) = self.looked_at(&reply).ok_or(StoreError::Refused)?;
+        // A value that is no state counts as absent, as in `lua/allow.lua`.
+        Ok((State::decode(bytes, request.terms, now), now))
     }
 
     /// The value in the reply of a look, empty if there is none, and the time of the look.

@@ -5,10 +5,13 @@ use std::cell::RefCell;
 use proptest::prelude::*;
 use proptest::sample::select;
 use tollgate_server::domain::bucket::{BucketKind, BucketLimit};
+use tollgate_server::domain::window::{Window, WindowKind};
+use tollgate_server::store::look::Looks as _;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::{BucketRequest, Outcome, Store, TokenAction, Verdict};
 
 use super::{CorruptedStore, try_cases};
+use testkit::START;
 use testkit::corrupt_values::{CorruptValue, corrupt_value};
 
 /// Each kind of bucket, with its key.
@@ -108,6 +111,62 @@ fn any_state_leads_to_a_decision() {
             let found = corrupted.runtime.block_on(ask(&corrupted.store, &[at; 2], 1));
             prop_assert!(found.iter().all(|outcome| outcome.accrued_us.is_finite()), "{found:?}");
             prop_assert!(found.iter().all(|outcome| outcome.accrued_us <= limit().terms().cap_us));
+        }
+        prop_assert_eq!(corrupted.errors(), 0.0);
+        Ok(())
+    });
+}
+
+/// Bytes that may be a log: times, or slots, both of any values or of likely ones.
+fn log_like() -> impl Strategy<Value = Vec<u8>> {
+    let number = prop_oneof![
+        any::<u64>(),
+        0..3_000_000_u64,
+        (0..200_000_000_u64).prop_map(|us| START.0 as u64 - 100_000_000 + us),
+    ];
+    let seven = number.prop_map(|number| number.to_le_bytes()[..7].to_vec());
+    let times = proptest::collection::vec(seven.clone(), 1..=128).prop_map(|all| all.concat());
+    let head = (seven.clone(), seven, prop_oneof![any::<u8>(), 0..128_u8]);
+    let sums = proptest::collection::vec(any::<u8>(), 516);
+    let slots = (head, sums)
+        .prop_map(|((window, start, last), sums)| [window, start, vec![last], sums].concat());
+    prop_oneof![times, slots]
+}
+
+/// Whatever is in a log leads to no failure: its numbers may be wrong, but are within the limits.
+#[test]
+fn any_log_leads_to_a_decision() {
+    let corrupted = RefCell::new(CorruptedStore::new());
+    let window = Window { length_us: 60_000_000, kind: WindowKind::Log };
+    let charges = || proptest::collection::vec((1..400_u64, any::<bool>(), 0..90_i64), 1..6);
+    try_cases(300, (log_like(), charges()), |(log, charges)| {
+        let corrupted = &mut *corrupted.borrow_mut();
+        corrupted.reset();
+        redis::cmd("SET").arg("L{ns:a}").arg(&log).exec(&mut corrupted.inside).unwrap();
+        let terms = BucketLimit::of_window(1000, window).terms();
+        for (tokens, takes, seconds) in charges {
+            corrupted.clock.advance(seconds * 1_000_000);
+            let action = match takes {
+                true => TokenAction::Take { max_wait_ms: 0 },
+                false => TokenAction::GiveBack,
+            };
+            let request = BucketRequest {
+                caller: None,
+                namespace: "ns",
+                name: "a",
+                kind: BucketKind::Configured,
+                terms: &terms,
+                max_idle_ms: None,
+                tokens,
+                action,
+                prefetch: None,
+                rewrite: seconds % 2 == 0,
+            };
+            let look = corrupted.runtime.block_on(corrupted.store.look(&request)).unwrap();
+            prop_assert!((0.0..=1000.0).contains(&look.accrued_us(&terms)), "{look:?}");
+            for outcome in corrupted.runtime.block_on(corrupted.store.decide(&[request; 3])) {
+                prop_assert!((0.0..=1000.0).contains(&outcome.unwrap().accrued_us), "{outcome:?}");
+            }
         }
         prop_assert_eq!(corrupted.errors(), 0.0);
         Ok(())

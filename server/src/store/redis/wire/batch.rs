@@ -9,7 +9,7 @@ use super::script::Scripted;
 use crate::domain::algorithm::Retry;
 use crate::domain::bucket::BucketKind;
 use crate::domain::time::Micros;
-use crate::domain::window::MAX_LENGTH_US;
+use crate::domain::window::{MAX_LENGTH_US, WindowKind};
 use crate::store::redis::owner::Owner;
 use crate::store::{BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Verdict};
 
@@ -18,6 +18,7 @@ const REWRITE: u32 = 1;
 const ENROLL: u32 = 2;
 const WINDOW: u32 = 4;
 const SLIDING: u32 = 8;
+const LOG: u32 = 16;
 
 /// Bytes of the reply for each run: a byte and a double.
 const RUN_BYTES: usize = 9;
@@ -90,8 +91,12 @@ impl EncodedRequest {
         let (window, [grid_us, life_us]) = match terms.window {
             None => (0, [terms.grid_us, terms.life_us]),
             Some(window) => {
-                let sliding = if window.sliding { SLIDING } else { 0 };
-                (WINDOW | sliding, [terms.life_us, terms.cap_us])
+                let kind = match window.kind {
+                    WindowKind::Fixed => 0,
+                    WindowKind::Sliding => SLIDING,
+                    WindowKind::Log => LOG,
+                };
+                (WINDOW | kind, [terms.life_us, terms.cap_us])
             }
         };
         Self {

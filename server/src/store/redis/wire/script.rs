@@ -9,7 +9,7 @@ use redis::{Arg, Cmd, Script, Value};
 use crate::domain::time::Micros;
 use crate::store::redis::keys::{self, ServerKeys};
 
-/// A script as Redis gets it: with `lua/guard.lua` around it. Its lines keep their numbers.
+/// A script as Redis gets it: with `lua/guard.lua` around it. The lines of the first file keep their numbers.
 macro_rules! guarded {
     ($($file:literal),+) => {
         concat!(
@@ -26,12 +26,16 @@ const LAYOUTS_TEXT: &str = guarded!("layouts.lua");
 const VERSIONS_TEXT: &str = guarded!("versions.lua");
 const RENEWAL_TEXT: &str = guarded!("renewal.lua");
 
-const ALLOW_TEXT: &str = include_str!("../../../../../lua/allow.lua");
+/// Its lines come after those of `lua/log.lua`.
+const ALLOW_TEXT: &str = concat!(
+    include_str!("../../../../../lua/log.lua"),
+    include_str!("../../../../../lua/allow.lua")
+);
 const REGISTER_TEXT: &str = include_str!("../../../../../lua/register.lua");
 const LOOK_TEXT: &str = include_str!("../../../../../lua/look.lua");
 const LEASE_TEXT: &str = guarded!("lease.lua");
 const PARENT_TEXT: &str = guarded!("parent.lua");
-const THROTTLE_TEXT: &str = guarded!("throttle.lua");
+const THROTTLE_TEXT: &str = guarded!("log.lua", "throttle.lua");
 const HOLDS_TEXT: &str = guarded!("holds.lua");
 
 static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| Script::new(HEARTBEAT_TEXT));
