@@ -3,8 +3,8 @@
 # instructions of a decision, and tests. Installs missing packages on Debian or Ubuntu (as root, or
 # with sudo).
 #   scripts/test.sh           all
-#   scripts/test.sh --quick   before each commit: formatting, lints, unit tests, and the scenarios of
-#                             token buckets on each store
+#   scripts/test.sh --quick   before each commit: formatting, lints, documentation, unit tests, and
+#                             the scenarios of token buckets on each store
 #   scripts/test.sh --write-counts   writes counts-of-tests.json of server/benches/instructions
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -55,6 +55,9 @@ if [ -n "$write" ]; then
   exit
 fi
 
+say "documentation"
+RUSTDOC=$PWD/scripts/rustdoc-without-tests.sh cargo test --workspace --doc --locked --quiet
+
 if [ -n "$quick" ]; then
   say "tests"
   exec scripts/run-tests.py --quick --slowest 5
@@ -66,9 +69,6 @@ if command -v cargo-deny >/dev/null; then
 else
   echo "not checked: there is no cargo-deny (cargo install cargo-deny --locked)"
 fi
-
-say "documentation"
-RUSTDOC=$PWD/scripts/rustdoc-without-tests.sh cargo test --workspace --doc --locked --quiet
 
 say "deployment files"
 scripts/check-deploy.sh

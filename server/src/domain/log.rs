@@ -23,7 +23,7 @@ const AHEAD_US: i64 = 3_600_000_000;
 pub enum Log {
     /// The times of the last hits, ascending. One counts until a window later, inclusive.
     Times(Vec<i64>),
-    /// More hits than [`EXACT`] at once, by slots.
+    /// More hits than `EXACT` at once, by slots.
     Slots(Slots),
 }
 
