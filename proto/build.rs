@@ -5,9 +5,12 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 4] = [
+const FILES: [&str; 7] = [
     "quotaservice.proto",
     "doorman.proto",
+    "envoy/config/core/v3/base.proto",
+    "envoy/extensions/common/ratelimit/v3/ratelimit.proto",
+    "envoy/service/ratelimit/v3/rls.proto",
     "tollgate/v1/holds.proto",
     "tollgate/v1/throttle.proto",
 ];

@@ -20,7 +20,7 @@ use crate::client::{Credentials, CredentialsError, Target};
 use crate::config::LoadError;
 use crate::metrics::Metrics;
 use crate::service::limits::follow::{Beginning, Seed};
-use crate::service::limits::{self, LiveLimits, SavedVersion};
+use crate::service::limits::{self, LimitsFiles, LiveLimits, SavedVersion};
 use crate::settings::{LimitsOwner, Settings, StoreUrl};
 use crate::tls::{self, ClientFiles};
 use crate::transport::parent::ParentClient;
@@ -43,9 +43,9 @@ pub enum Error {
     /// A setting is invalid.
     #[error("{0}")]
     Setting(String),
-    /// The limits file is unusable.
-    #[error("--limits: {0}")]
-    Limits(LoadError),
+    /// The limits are unusable.
+    #[error("{0}: {1}")]
+    Limits(&'static str, LoadError),
     /// The access file is unusable.
     #[error("--access: {0}")]
     Access(LoadError),
@@ -157,11 +157,19 @@ fn limits(
     metrics: &Arc<Metrics>,
 ) -> Result<(Arc<LiveLimits>, Option<Beginning>), Error> {
     let (metrics, seed, dir) = (Arc::clone(metrics), &settings.limits_seed, &settings.state_dir);
-    let path = match &settings.limits {
-        LimitsOwner::File(path) => path,
-        LimitsOwner::Store => {
+    let envoy = settings.envoy_limits.clone();
+    let file = match &settings.limits {
+        None => None,
+        Some(LimitsOwner::File(path)) => Some(path.clone()),
+        Some(LimitsOwner::Store) if envoy.is_some() => {
+            let text = "--envoy-limits can't be used with --limits store:, which owns all limits: put the \
+                        domains into the document, under envoy:";
+            return Err(Error::Setting(text.to_owned()));
+        }
+        Some(LimitsOwner::Store) => {
             let seed = seed.as_ref().map(|file| -> Result<Seed, Error> {
-                let text = limits::read(file).map_err(Error::Limits)?.text;
+                let text =
+                    limits::read(file).map_err(|error| Error::Limits("--limits-seed", error))?.text;
                 Ok(Seed { file: file.display().to_string(), text })
             });
             let saved = dir.as_ref().map(|dir| {
@@ -183,7 +191,13 @@ fn limits(
     if dir.is_some() {
         return needs_store("--state-dir needs --limits store:, as limits in a file need no copy");
     }
-    Ok((Arc::new(LiveLimits::load(path.clone(), metrics).map_err(Error::Limits)?), None))
+    let option = match (&file, &envoy) {
+        (Some(_), None) => "--limits",
+        (Some(_), Some(_)) => "--limits and --envoy-limits",
+        (None, _) => "--envoy-limits",
+    };
+    let limits = LiveLimits::load(LimitsFiles { file, envoy }, metrics);
+    Ok((Arc::new(limits.map_err(|error| Error::Limits(option, error))?), None))
 }
 
 /// The cluster that leases capacity to this one.

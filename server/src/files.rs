@@ -7,10 +7,11 @@
 //! which Kubernetes swaps mounted files. A polled change is applied only when two polls in a row see equal stamps: a file that is
 //! half written may be valid, and a certificate and its key are never replaced at once.
 
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::{self, DirEntry, File};
 use std::io::{self, ErrorKind, Read, Write as _};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
@@ -47,6 +48,22 @@ pub fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
         )));
     }
     Ok(bytes)
+}
+
+/// The YAML files of a directory, by name: `*.yaml` and `*.yml`, without hidden ones. Errors name the directory.
+pub fn yaml_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let listed = fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+    let listed = listed.map_err(|error| {
+        io::Error::new(error.kind(), format!("can't read {}: {error}", dir.display()))
+    })?;
+    let is_yaml = |path: &PathBuf| {
+        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
+        let extension = path.extension().and_then(OsStr::to_str);
+        !is_hidden && matches!(extension, Some("yaml" | "yml")) && !path.is_dir()
+    };
+    let mut paths: Vec<_> = listed.iter().map(DirEntry::path).filter(is_yaml).collect();
+    paths.sort();
+    Ok(paths)
 }
 
 /// Replaces a file by one with these texts in a row. After a crash there is either the old file or the

@@ -11,8 +11,10 @@ use tempfile::TempDir;
 use super::{TEST_TIMEOUT, eventually, program, signal};
 
 /// All environment variables that the command reads.
-pub const VARIABLES: [&str; 43] = [
+pub const VARIABLES: [&str; 45] = [
     "TOLLGATE_LIMITS",
+    "TOLLGATE_ENVOY_LIMITS",
+    "TOLLGATE_ENVOY_HEADERS",
     "TOLLGATE_STORE",
     "TOLLGATE_GRPC_LISTEN",
     "TOLLGATE_HTTP_LISTEN",

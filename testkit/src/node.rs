@@ -39,14 +39,23 @@ impl Node {
 
     /// [`Self::start_on`] through a wrapper command that executes the node in its own process.
     pub fn start_under(command: &[&str], ports: [u16; 2], limits: &Path, args: &[&str]) -> Self {
+        let limits = limits.to_str().unwrap();
+        Self::start_command(command, ports, &[&["--limits", limits], args].concat())
+    }
+
+    /// Starts `tollgate serve` on free ports with no arguments but these.
+    pub fn start_with(args: &[&str]) -> Self {
+        Self::start_command(&[], [0, 0], args)
+    }
+
+    fn start_command(command: &[&str], ports: [u16; 2], args: &[&str]) -> Self {
         let [grpc, http] = ports.map(|port| format!("127.0.0.1:{port}"));
         let program = program("tollgate");
         let command = [command, &[program.to_str().unwrap()]].concat();
         let mut child = Command::new(command[0])
             .args(&command[1..])
             .args(["serve", "--grpc-listen", &grpc, "--http-listen", &http])
-            .args(["--log-format", "json", "--limits"])
-            .arg(limits)
+            .args(["--log-format", "json"])
             .args(args)
             .stderr(Stdio::piped())
             .spawn()

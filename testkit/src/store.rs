@@ -131,7 +131,7 @@ impl<S: Store> Service<S> {
     pub fn new(store: S, clock: ManualClock, limits: &str) -> Self {
         let file = LimitsFile::new(limits);
         let metrics = Arc::new(Metrics::new());
-        let live = Arc::new(LiveLimits::load(file.path(), Arc::clone(&metrics)).unwrap());
+        let live = Arc::new(LiveLimits::load(file.path().into(), Arc::clone(&metrics)).unwrap());
         let limits = Arc::clone(&live);
         let state =
             Arc::new(ServiceState::new(limits, None, clock.clone().into(), false, &metrics));

@@ -239,11 +239,13 @@ impl<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration> Node<
             let (services, reporter) = (self.services(), reporter.clone());
             let latency = self.metrics.rpc_duration("grpc");
             let advertise = Arc::clone(&self.addresses.advertise);
+            let headers = self.settings.envoy_headers.as_deref().map(Arc::from);
             let limits = self.node_limits.for_thread("grpc");
             let open = move || {
                 let health = HealthService::from_health_reporter(reporter);
-                let service = grpc::service(services(), latency, advertise, health, limits)
-                    .map_err(|error| Error::Grpc(error.to_string()))?;
+                let service =
+                    grpc::service(services(), latency, advertise, headers, health, limits)
+                        .map_err(|error| Error::Grpc(error.to_string()))?;
                 let service = Arc::new(service);
                 Ok(|opened: Opened| {
                     service.serve(

@@ -7,6 +7,7 @@ use serde_yaml::{Mapping, Value};
 use super::fault::YamlPath;
 use super::model::Limits;
 use super::print;
+use crate::domain::descriptor::push_entry;
 
 /// A value that is not the same in both documents.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -19,27 +20,39 @@ pub struct Difference {
     pub after: Option<Value>,
 }
 
-/// The lists of definitions for the resources that match a glob, and the key of the glob.
-const LISTS: [(&str, &str); 3] =
-    [("resources", "identifier_glob"), ("throttles", "resource"), ("holds", "resource")];
+/// A list of definitions that are told apart by the value of a key.
+struct List {
+    key: &'static str,
+    name: &'static str,
+    /// Whether the name is a glob, of which the first that matches applies.
+    is_glob: bool,
+}
+
+const LISTS: [List; 4] = [
+    List { key: "resources", name: "identifier_glob", is_glob: true },
+    List { key: "throttles", name: "resource", is_glob: true },
+    List { key: "holds", name: "resource", is_glob: true },
+    List { key: "envoy", name: "domain", is_glob: false },
+];
 
 /// What differs between two documents, in their order. Comments and the order of names are no
 /// difference, but the order of globs is, as the first that matches applies.
 pub fn differences(before: &Limits, after: &Limits) -> Vec<Difference> {
     let mut found = Vec::new();
     let mut documents = [before, after].map(print::to_mapping);
-    let lists = LISTS.map(|(key, glob)| {
-        (key, documents.each_mut().map(|document| take_templates(document, key, glob)))
+    let lists = LISTS.map(|list| {
+        let taken = documents.each_mut().map(|document| take_by_name(document, &list));
+        (list, taken)
     });
     compare_mappings(&YamlPath::ROOT, &documents[0], &documents[1], &mut found);
-    for (key, [before, after]) in lists {
+    for (List { key, is_glob, .. }, [before, after]) in lists {
         compare_mappings(&YamlPath::ROOT.key(key), &before, &after, &mut found);
         let order = |templates: &Mapping, other: &Mapping| {
             let common = templates.keys().filter(|glob| other.contains_key(*glob));
             common.cloned().collect::<Vec<Value>>()
         };
         let (before, after) = (order(&before, &after), order(&after, &before));
-        if before != after {
+        if is_glob && before != after {
             let path = format!("{key} (order)");
             let (before, after) = (Some(before.into()), Some(after.into()));
             found.push(Difference { path, before, after });
@@ -48,16 +61,33 @@ pub fn differences(before: &Limits, after: &Limits) -> Vec<Difference> {
     found
 }
 
-/// Takes a list of definitions out of a document, by the glob that is under `glob` in each.
-fn take_templates(document: &mut Mapping, key: &str, glob: &str) -> Mapping {
-    let Some(Value::Sequence(templates)) = document.remove(key) else {
+/// Takes a list of definitions out of a document, by name.
+fn take_by_name(document: &mut Mapping, list: &List) -> Mapping {
+    let Some(Value::Sequence(templates)) = document.remove(list.key) else {
         return Mapping::new();
     };
-    let by_glob = templates.into_iter().filter_map(|template| {
+    let by_name = templates.into_iter().filter_map(|template| {
         let Value::Mapping(mut fields) = template else { return None };
-        Some((fields.remove(glob)?, Value::Mapping(fields)))
+        let name = fields.remove(list.name)?;
+        name_descriptors(&mut fields);
+        Some((name, Value::Mapping(fields)))
     });
-    by_glob.collect()
+    by_name.collect()
+}
+
+/// Puts the rules of an Envoy domain, which are a list in the document, under `key` or `key=value`.
+fn name_descriptors(fields: &mut Mapping) {
+    let Some(Value::Sequence(rules)) = fields.remove("descriptors") else { return };
+    let by_name = rules.into_iter().filter_map(|rule| {
+        let Value::Mapping(mut fields) = rule else { return None };
+        let (key, value) = (fields.remove("key")?, fields.remove("value"));
+        name_descriptors(&mut fields);
+        let mut name = String::new();
+        push_entry(&mut name, key.as_str()?, value.as_ref().and_then(Value::as_str));
+        Some((name.into(), Value::Mapping(fields)))
+    });
+    let by_name: Mapping = by_name.collect();
+    fields.insert("descriptors".into(), by_name.into());
 }
 
 fn compare(path: &YamlPath<'_>, before: &Value, after: &Value, found: &mut Vec<Difference>) {

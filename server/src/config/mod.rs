@@ -8,6 +8,7 @@ pub mod access;
 mod algorithms;
 mod difference;
 mod domains;
+mod envoy;
 mod fault;
 pub mod glob;
 pub mod groups;
@@ -19,6 +20,7 @@ mod print;
 mod rate;
 mod read;
 mod resources;
+pub mod rules;
 mod span;
 mod spelling;
 mod template_globs;
@@ -78,6 +80,25 @@ pub fn parse(text: &str) -> Result<Parsed, Faults> {
     notices.sort_by_key(|notice| notice.line);
     limits.version = checksum(text);
     Ok(Parsed { limits, text: text.into(), notices })
+}
+
+/// Adds the domains in a file of Envoy's rate limit service to the limits. Then the text of the document is
+/// one that has them.
+pub fn add_envoy_file(parsed: &mut Parsed, file: &str, text: &str) -> Result<(), Faults> {
+    let (root, faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
+    let mut reader = read::Reader::default();
+    validate::add_domains(&mut reader, &mut parsed.limits, &root, &fault::YamlPath::ROOT);
+    faults.followed_by(reader.faults)?;
+    reader.notices.sort_by_key(|notice| notice.line);
+    parsed.notices.extend(
+        reader
+            .notices
+            .into_iter()
+            .map(|notice| Notice { path: format!("{} ({file})", notice.path), ..notice }),
+    );
+    parsed.text = to_yaml(&parsed.limits).into();
+    parsed.limits.version = checksum(&parsed.text);
+    Ok(())
 }
 
 #[cfg(test)]

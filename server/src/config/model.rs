@@ -6,7 +6,10 @@ use hashbrown::HashMap;
 
 use super::glob::Glob;
 use super::groups::DomainGroup;
+use super::rules::{RuleLimit, Rules};
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
+use crate::domain::descriptor::{self, Entry};
+use crate::domain::names::{DEFAULT_BUCKET, DYNAMIC_TEMPLATE, GLOBAL_DEFAULT_BUCKET};
 use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::throttle::{HitLimits, Tier};
 
@@ -15,7 +18,7 @@ use crate::domain::throttle::{HitLimits, Tier};
 pub struct Limits {
     /// The bucket for all names that no other bucket serves.
     pub global_default: Option<Bucket>,
-    /// Namespaces by name.
+    /// Namespaces by name, Envoy domains among them.
     pub namespaces: HashMap<Box<str>, Namespace>,
     /// How capacity is shared, by resource.
     pub resources: Templates<ResourceTemplate>,
@@ -62,6 +65,8 @@ pub enum Unconfigured {
         /// The most dynamic buckets at once; `None`: no limit.
         max_buckets: Option<u64>,
     },
+    /// A bucket for each descriptor that a rule limits: the namespace is an Envoy domain.
+    Rules(Rules),
 }
 
 /// The definition of a bucket: configured, default, or a template for dynamic buckets.
@@ -284,6 +289,10 @@ pub struct Algorithm {
 pub struct ResolvedBucket<'a> {
     /// The definition of the bucket.
     pub bucket: &'a Bucket,
+    /// The name of the definition within its namespace.
+    pub definition: &'a str,
+    /// Whether the definition is a rule of an Envoy domain.
+    pub is_rule: bool,
     /// The kind of bucket.
     pub kind: BucketKind,
     /// How the request is decided while the shared store is unreachable.
@@ -325,24 +334,64 @@ impl Limits {
     /// The bucket that serves `name` in `namespace`; `None` if there is none.
     pub fn find<'a>(&'a self, namespace: &str, name: &str) -> Option<ResolvedBucket<'a>> {
         let owner = self.namespaces.get(namespace);
-        // The namespace's own policy and shadow apply even to the global default bucket.
-        let on_store_failure = owner.map_or(self.on_store_failure, |owner| owner.on_store_failure);
-        let found = |bucket: &'a Bucket, kind| {
-            let enforced = self.enforces(owner) && bucket.enforce;
-            Some(ResolvedBucket { bucket, kind, on_store_failure, enforced })
+        let found = |bucket, definition, kind| Some(self.resolved(owner, bucket, definition, kind));
+        let global = || {
+            found(self.global_default.as_ref()?, GLOBAL_DEFAULT_BUCKET, BucketKind::GlobalDefault)
         };
-        let global = || found(self.global_default.as_ref()?, BucketKind::GlobalDefault);
         let Some(owner) = owner else { return global() };
-        if let Some(bucket) = owner.buckets.get(name) {
-            return found(bucket, BucketKind::Configured);
+        if let Some((name, bucket)) = owner.buckets.get_key_value(name) {
+            return found(bucket, name, BucketKind::Configured);
         }
         match &owner.unconfigured {
             Unconfigured::Dynamic { template, max_buckets } => {
-                found(template, BucketKind::Dynamic { max_buckets: *max_buckets })
+                let kind = BucketKind::Dynamic { max_buckets: *max_buckets };
+                found(template, DYNAMIC_TEMPLATE, kind)
             }
-            Unconfigured::NamespaceDefault(bucket) => found(bucket, BucketKind::NamespaceDefault),
+            Unconfigured::NamespaceDefault(bucket) => {
+                found(bucket, DEFAULT_BUCKET, BucketKind::NamespaceDefault)
+            }
             Unconfigured::GlobalDefault => global(),
+            Unconfigured::Rules(_) => {
+                let entries = descriptor::entries_of(name)?;
+                let entries = entries.iter().map(|(key, value)| (&**key, &**value));
+                self.find_rule(namespace, entries)?.1
+            }
         }
+    }
+
+    /// The limit of a descriptor of an Envoy domain, and the bucket that serves it; no bucket if the limit is
+    /// "unlimited". `None` if nothing limits the descriptor.
+    pub fn find_rule<'a, 'e>(
+        &'a self,
+        domain: &str,
+        entries: impl IntoIterator<Item = Entry<'e>>,
+    ) -> Option<(&'a RuleLimit, Option<ResolvedBucket<'a>>)> {
+        let owner = self.namespaces.get(domain)?;
+        let Unconfigured::Rules(rules) = &owner.unconfigured else { return None };
+        let (rule, is_exact) = rules.find(entries)?;
+        let limit = rule.limit.as_ref()?;
+        let kind = match is_exact {
+            true => BucketKind::Configured,
+            false => BucketKind::Dynamic { max_buckets: None },
+        };
+        let resolved = |bucket| ResolvedBucket {
+            is_rule: true,
+            ..self.resolved(Some(owner), bucket, &rule.path, kind)
+        };
+        Some((limit, limit.bucket.as_ref().map(resolved)))
+    }
+
+    /// `owner`: the namespace of the name. Its own policy and shadow apply even to the global default bucket.
+    fn resolved<'a>(
+        &self,
+        owner: Option<&Namespace>,
+        bucket: &'a Bucket,
+        definition: &'a str,
+        kind: BucketKind,
+    ) -> ResolvedBucket<'a> {
+        let on_store_failure = owner.map_or(self.on_store_failure, |owner| owner.on_store_failure);
+        let enforced = self.enforces(owner) && bucket.enforce;
+        ResolvedBucket { bucket, definition, is_rule: false, kind, on_store_failure, enforced }
     }
 
     /// Whether limits on names of `namespace` that no bucket serves are enforced.

@@ -60,7 +60,13 @@ const BUCKET_KEYS: Keys = Keys {
 pub(super) struct Indices(usize);
 
 impl Indices {
-    fn next(&mut self) -> usize {
+    /// Goes on after so many.
+    pub(super) fn after(count: usize) -> Self {
+        Self(count)
+    }
+
+    /// Assigns the next index.
+    pub(super) fn next(&mut self) -> usize {
         self.0 += 1;
         self.0 - 1
     }
@@ -83,25 +89,25 @@ pub(super) fn namespaces(
     let mut all = HashMap::with_capacity(entries.len());
     for entry in entries {
         let path = path.key(entry.key);
-        check_name(reader, &entry, &path, check_namespace);
+        check_name(reader, (entry.key, entry.line), &path, check_namespace);
         let namespace = namespace(reader, entry.value, &path, inherited, indices);
         all.insert(entry.key.into(), namespace);
     }
     all
 }
 
-fn check_name(
+pub(super) fn check_name(
     reader: &mut Reader,
-    entry: &Entry<'_>,
+    (name, line): (&str, usize),
     path: &YamlPath<'_>,
     check: impl Fn(&str) -> Result<(), NameFault>,
 ) {
-    if let Err(fault) = check(entry.key) {
-        reader.fault_of_name(entry.line, path, format!("the name {fault}"));
+    if let Err(fault) = check(name) {
+        reader.fault_of_name(line, path, format!("the name {fault}"));
     }
     // Valid when quoted, but a program that rewrites the YAML may drop the quotes.
-    if entry.key == "<<" {
-        reader.fault_of_name(entry.line, path, "the name is YAML's merge key: choose another");
+    if name == "<<" {
+        reader.fault_of_name(line, path, "the name is YAML's merge key: choose another");
     }
 }
 
@@ -118,7 +124,7 @@ fn namespace(
         let path = path.key(entry.key);
         for entry in reader.entries(entry.value, &path, "a mapping of buckets by name") {
             let path = path.key(entry.key);
-            check_name(reader, &entry, &path, check_bucket);
+            check_name(reader, (entry.key, entry.line), &path, check_bucket);
             let bucket = bucket(reader, entry.value, &path, indices, DefinitionKind::Single);
             buckets.insert(entry.key.into(), bucket);
         }

@@ -11,8 +11,10 @@ use super::model::{
     Algorithm, Bucket, DomainLimits, HoldTemplate, Limits, MAX_DOMAINS, MAX_HOLDS, MAX_RESOURCES,
     Namespace, ResourceTemplate, Throttle, Unconfigured,
 };
+use super::rules::{Rule, RuleLimit, Rules};
 use super::span::span_text;
 use crate::domain::bucket;
+use crate::domain::descriptor::Unit;
 
 /// The limits as YAML with defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
@@ -36,8 +38,12 @@ pub(super) fn to_mapping(limits: &Limits) -> Mapping {
         put(&mut top, "global_default_bucket", bucket(global));
     }
     let mut namespaces = Mapping::new();
+    let mut domains = Vec::new();
     for (name, owner) in in_file_order(&limits.namespaces, first_index) {
-        put(&mut namespaces, name, namespace(owner));
+        match &owner.unconfigured {
+            Unconfigured::Rules(rules) => domains.push(domain(name, owner, rules)),
+            _ => put(&mut namespaces, name, namespace(owner)),
+        }
     }
     put(&mut top, "namespaces", namespaces);
     if !limits.resources.is_empty() {
@@ -48,6 +54,9 @@ pub(super) fn to_mapping(limits: &Limits) -> Mapping {
     }
     if !limits.holds.is_empty() {
         put(&mut top, "holds", limits.holds.iter().map(hold).collect::<Vec<_>>());
+    }
+    if !domains.is_empty() {
+        put(&mut top, "envoy", domains);
     }
     if !limits.allow_unconfigured.is_empty() {
         let globs: Vec<_> = limits.allow_unconfigured.iter().map(Glob::as_str).collect();
@@ -70,6 +79,7 @@ fn first_index(owner: &Namespace) -> usize {
         Unconfigured::NamespaceDefault(bucket) | Unconfigured::Dynamic { template: bucket, .. } => {
             Some(bucket)
         }
+        Unconfigured::Rules(rules) => rules.buckets().map(|(_, bucket)| bucket).next(),
     };
     let all = owner.buckets.values().chain(unconfigured);
     all.map(|bucket| bucket.index).min().unwrap_or(usize::MAX)
@@ -106,6 +116,66 @@ fn namespace(owner: &Namespace) -> Mapping {
             put(&mut fields, "max_dynamic_buckets", max_buckets.unwrap_or(0));
             put(&mut fields, "dynamic_bucket_template", bucket(template));
         }
+        // Envoy domains are printed apart.
+        Unconfigured::Rules(_) => {}
+    }
+    fields
+}
+
+/// An Envoy domain, as in the files of Envoy's rate limit service.
+fn domain(name: &str, owner: &Namespace, rules: &Rules) -> Value {
+    let mut fields = Mapping::new();
+    put(&mut fields, "domain", name);
+    put(&mut fields, "on_store_failure", owner.on_store_failure.word());
+    put_shadow(&mut fields, owner.enforce);
+    put_rules(&mut fields, rules);
+    fields.into()
+}
+
+fn put_rules(fields: &mut Mapping, rules: &Rules) {
+    if !rules.is_empty() {
+        put(fields, "descriptors", rules.iter().map(rule).collect::<Vec<_>>());
+    }
+}
+
+fn rule(rule: &Rule) -> Value {
+    let mut fields = Mapping::new();
+    put(&mut fields, "key", &*rule.key);
+    if let Some(value) = &rule.value {
+        put(&mut fields, "value", &**value);
+    }
+    if let Some(limit) = &rule.limit {
+        put(&mut fields, "rate_limit", rate_limit(limit));
+        if limit.bucket.as_ref().is_some_and(|bucket| !bucket.enforce) {
+            put(&mut fields, "shadow_mode", true);
+        }
+    }
+    put_rules(&mut fields, &rule.rules);
+    fields.into()
+}
+
+fn rate_limit(limit: &RuleLimit) -> Mapping {
+    let mut fields = Mapping::new();
+    if let Some(name) = &limit.name {
+        put(&mut fields, "name", &**name);
+    }
+    match &limit.bucket {
+        Some(bucket) => {
+            let windows = bucket.limit.algorithm.windows();
+            if let Some(unit) = windows.and_then(|windows| Unit::of_length(windows.length_us)) {
+                put(&mut fields, "unit", unit.word());
+            }
+            put(&mut fields, "requests_per_unit", bucket.limit.size_tokens);
+        }
+        None => put(&mut fields, "unlimited", true),
+    }
+    if !limit.replaces.is_empty() {
+        let names = limit.replaces.iter().map(|name| {
+            let mut fields = Mapping::new();
+            put(&mut fields, "name", &**name);
+            Value::from(fields)
+        });
+        put(&mut fields, "replaces", names.collect::<Vec<_>>());
     }
     fields
 }

@@ -384,6 +384,22 @@ impl Reader {
         Some(text)
     }
 
+    /// [`choice`](Self::choice) without regard to case.
+    pub(super) fn choice_of_any_case<T: Copy>(
+        &mut self,
+        node: &YamlNode<'_>,
+        path: &YamlPath<'_>,
+        choices: &[(&str, T)],
+    ) -> Option<T> {
+        if let Content::Scalar { text, .. } = &node.content {
+            let found = choices.iter().find(|(word, _)| word.eq_ignore_ascii_case(text));
+            if let Some((_, choice)) = found {
+                return Some(*choice);
+            }
+        }
+        self.choice(node, path, choices)
+    }
+
     /// One of a fixed set of words.
     pub(super) fn choice<T: Copy>(
         &mut self,

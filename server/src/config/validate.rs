@@ -1,6 +1,9 @@
 //! Validation of the file's top level. `namespaces`, `resources`, `throttles` and `holds` validate its
 //! parts.
 
+use hashbrown::hash_map::Entry;
+
+use super::envoy::domains;
 use super::fault::YamlPath;
 use super::holds::holds;
 use super::model::Limits;
@@ -11,7 +14,7 @@ use super::throttles::{allow_unconfigured, throttles};
 use super::tree::YamlNode;
 
 const KEYS: Keys = Keys {
-    shape: "a mapping of global_default_bucket, namespaces, resources, throttles, holds, \
+    shape: "a mapping of global_default_bucket, namespaces, resources, throttles, holds, envoy, \
             allow_unconfigured, on_store_failure and enforce",
     known: &[
         "global_default_bucket",
@@ -19,6 +22,7 @@ const KEYS: Keys = Keys {
         "resources",
         "throttles",
         "holds",
+        "envoy",
         "allow_unconfigured",
         "on_store_failure",
         "enforce",
@@ -70,7 +74,7 @@ pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
         .get("allow_unconfigured")
         .map(|entry| allow_unconfigured(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
         .unwrap_or_default();
-    let limits = Limits {
+    let mut limits = Limits {
         global_default,
         namespaces: namespaces.unwrap_or_default(),
         resources: resources.into(),
@@ -82,5 +86,29 @@ pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
         bucket_count: indices.count(),
         version: 0,
     };
+    if let Some(entry) = top.get("envoy") {
+        add_domains(&mut reader, &mut limits, entry.value, &YamlPath::ROOT.key(entry.key));
+    }
     (limits, reader)
+}
+
+/// Adds the Envoy domains at `node` to the limits.
+pub(super) fn add_domains(
+    reader: &mut Reader,
+    limits: &mut Limits,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
+) {
+    let mut indices = Indices::after(limits.bucket_count);
+    let namespaces = &mut limits.namespaces;
+    domains(reader, node, path, limits.on_store_failure, &mut indices, |name, domain| {
+        match namespaces.entry(name.into()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(domain);
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
+    });
+    limits.bucket_count = indices.count();
 }

@@ -298,7 +298,8 @@ impl Terms {
         }
         let nodes = f64::from(nodes.max(1));
         if self.window.is_some() {
-            let cap_us = (self.cap_us / nodes).floor().max(1.0);
+            // A limit of 0 grants nothing anywhere.
+            let cap_us = (self.cap_us / nodes).floor().max(1.0).min(self.cap_us);
             return Self { cap_us, ..*self };
         }
         let interval_us = self.interval_us * nodes;

@@ -3,6 +3,7 @@
 
 pub mod algorithm;
 pub mod bucket;
+pub mod descriptor;
 pub mod holds;
 pub mod lease;
 pub mod log;

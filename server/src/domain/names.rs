@@ -14,6 +14,9 @@ pub const MAX_ID_BYTES: usize = 1024;
 /// The name of a namespace's default bucket. The space keeps it apart from all valid names.
 pub const DEFAULT_BUCKET: &str = "default bucket";
 
+/// The name of the definition of a namespace's dynamic buckets.
+pub const DYNAMIC_TEMPLATE: &str = "dynamic template";
+
 /// The name of the default bucket of all namespaces.
 pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
 

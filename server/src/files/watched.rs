@@ -1,8 +1,11 @@
 //! Changes of files, detected by polling.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use super::yaml_files;
 
 /// A file's modification time, status change time (both in ns since the epoch), size and inode. If
 /// any of them differs, the file must be read again. The status change time detects `chmod` and
@@ -10,9 +13,15 @@ use std::path::{Path, PathBuf};
 /// files equal times. `None` if the file does not exist or its directory is not accessible.
 type Stamp = Option<[i128; 4]>;
 
-/// The current stamp of a file.
+/// The current stamp of a file. That of a directory changes with its YAML files, too.
 fn stamp(path: &Path) -> Stamp {
     let metadata = fs::metadata(path).ok()?;
+    if metadata.is_dir() {
+        let files = yaml_files(path).ok()?;
+        let mut hasher = DefaultHasher::new();
+        files.iter().for_each(|file| (file, stamp(file)).hash(&mut hasher));
+        return Some([hasher.finish().into(), 0, 0, 0]);
+    }
     let time_ns = |s: i64, ns: i64| i128::from(s) * 1_000_000_000 + i128::from(ns);
     Some([
         time_ns(metadata.mtime(), metadata.mtime_nsec()),

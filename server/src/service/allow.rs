@@ -14,9 +14,11 @@ use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAct
 
 mod explain;
 mod look;
+mod rate_limit;
 
 pub use explain::{Effect, Explanation, Step};
 pub use look::{Balance, BucketView, FillError, Filled, ServedBy};
+pub use rate_limit::{CurrentLimit, DescriptorAnswer, RateLimitQuery};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,33 +179,56 @@ impl<S: Store> AllowService<S> {
             }
             return Ok(answer);
         };
-        let meter = snapshot.meter(found.bucket);
         let mut answer = if found.takes_too_many(tokens) {
             Answer::refused(Status::TooManyTokens)
         } else {
             let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
-            match self.store.decide(&[request]).await.pop() {
-                Some(Ok(outcome)) => {
-                    count_dynamic(&outcome, meter);
-                    answer_from(&outcome, &request, &found, || self.store.full_us(&request))
-                }
-                // The store works, so the failure policy must not apply.
-                Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
-                Some(Err(_)) | None => {
-                    answer_without_store(&request, &found, self.state.fallback.as_ref())
-                }
-            }
+            let outcome = self.store.decide(&[request]).await.pop();
+            self.answer_to(outcome, &request, &found, &snapshot)?
         };
+        self.count_and_lift(&mut answer, (query.namespace, tokens), &found, &snapshot);
+        answer.add_bucket(&found, query);
+        Ok(answer)
+    }
+
+    /// The answer to a request to the store.
+    fn answer_to(
+        &self,
+        outcome: Option<Result<Outcome, StoreError>>,
+        request: &BucketRequest<'_>,
+        found: &ResolvedBucket<'_>,
+        snapshot: &Snapshot,
+    ) -> Result<Answer<'static>, Error> {
+        match outcome {
+            Some(Ok(outcome)) => {
+                count_dynamic(&outcome, snapshot.meter(found.bucket));
+                Ok(answer_from(&outcome, request, found, || self.store.full_us(request)))
+            }
+            // The store works, so the failure policy must not apply.
+            Some(Err(StoreError::Overloaded)) => Err(Error::Overloaded),
+            Some(Err(_)) | None => {
+                Ok(answer_without_store(request, found, self.state.fallback.as_ref()))
+            }
+        }
+    }
+
+    /// Counts the answer to a request for `tokens`, and grants the tokens if the limit is not enforced.
+    fn count_and_lift(
+        &self,
+        answer: &mut Answer<'_>,
+        (namespace, tokens): (&str, u64),
+        found: &ResolvedBucket<'_>,
+        snapshot: &Snapshot,
+    ) {
+        let meter = snapshot.meter(found.bucket);
         // A grant by the failure policy `allow` has no upper bound, and the counter must not wrap.
         let is_unbounded = answer.degraded && found.on_store_failure == FailurePolicy::Allow;
         let counted = if is_unbounded { tokens.min(u64::from(u32::MAX)) } else { tokens };
         answer.count(counted, meter);
         if !self.state.enforces(found.enforced) {
-            let name = limits::definition_name(&found, (query.namespace, query.bucket));
-            self.lift(&mut answer, tokens, meter, name);
+            let name = limits::definition_name(found, namespace);
+            self.lift(answer, tokens, meter, name);
         }
-        answer.add_bucket(&found, query);
-        Ok(answer)
     }
 
     /// Makes it the answer under a limit that is not enforced, and counts that. `name`: that of the

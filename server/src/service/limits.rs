@@ -36,18 +36,63 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Reads and validates a limits file.
 pub fn read(path: &Path) -> Result<config::Parsed, LoadError> {
     let text = files::read_text(path)?;
-    config::parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
+    config::parse(&text).map_err(|faults| faulty(path, faults))
 }
 
-fn source(file: Option<PathBuf>, metrics: Arc<Metrics>) -> (LimitsSource, LoadMetrics) {
+/// The files of the limits, at least one.
+#[derive(Clone, Debug, Default)]
+pub struct LimitsFiles {
+    /// The limits file.
+    pub file: Option<PathBuf>,
+    /// A directory with files of Envoy's rate limit service.
+    pub envoy: Option<PathBuf>,
+}
+
+impl<P: Into<PathBuf>> From<P> for LimitsFiles {
+    fn from(file: P) -> Self {
+        Self { file: Some(file.into()), envoy: None }
+    }
+}
+
+impl LimitsFiles {
+    /// Reads and validates the files.
+    pub fn read(&self) -> Result<config::Parsed, LoadError> {
+        let mut parsed = match &self.file {
+            Some(file) => read(file)?,
+            None => config::Parsed::default(),
+        };
+        let dir = self.envoy.as_deref();
+        for path in dir.map(files::yaml_files).transpose()?.unwrap_or_default() {
+            let name = path.display().to_string();
+            config::add_envoy_file(&mut parsed, &name, &files::read_text(&path)?)
+                .map_err(|faults| faulty(&path, faults))?;
+        }
+        Ok(parsed)
+    }
+
+    /// The one to name: the limits file, if there is one.
+    fn main(&self) -> Option<&Path> {
+        self.paths().next()
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.file.iter().chain(&self.envoy).map(PathBuf::as_path)
+    }
+}
+
+fn faulty(path: &Path, faults: Faults) -> LoadError {
+    LoadError::Faulty { path: path.to_owned(), faults }
+}
+
+fn source(files: Option<LimitsFiles>, metrics: Arc<Metrics>) -> (LimitsSource, LoadMetrics) {
     let (in_use, loads) = (LimitsMetrics::new(&metrics), LoadMetrics::limits(&metrics));
-    (LimitsSource { file, refused: Mutex::default(), metrics, in_use }, loads)
+    (LimitsSource { files, refused: Mutex::default(), metrics, in_use }, loads)
 }
 
 /// Where the limits are from.
 pub struct LimitsSource {
     /// `None`: the store owns them.
-    file: Option<PathBuf>,
+    files: Option<LimitsFiles>,
     /// The last version of the store that this node did not understand.
     refused: Mutex<Option<Version>>,
     metrics: Arc<Metrics>,
@@ -63,7 +108,7 @@ impl Source for LimitsSource {
     const ADVICE: &'static str = "see what `tollgate check` says of the document";
 
     fn paths(&self) -> Vec<&Path> {
-        self.file.iter().map(PathBuf::as_path).collect()
+        self.files.iter().flat_map(LimitsFiles::paths).collect()
     }
 
     fn is_unreadable(error: &LoadError) -> bool {
@@ -71,8 +116,8 @@ impl Source for LimitsSource {
     }
 
     fn read(&self) -> Result<Content, LoadError> {
-        match &self.file {
-            Some(path) => Ok(Content { parsed: read(path)?, origin: Origin::File }),
+        match &self.files {
+            Some(files) => Ok(Content { parsed: files.read()?, origin: Origin::File }),
             // Never read: there is no file to watch.
             None => Err(LoadError::Unreadable(io::Error::other("the store owns the limits"))),
         }
@@ -108,7 +153,7 @@ impl Source for LimitsSource {
 /// As in the setting `--limits`.
 impl fmt::Display for LimitsSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.file {
+        match self.files.as_ref().and_then(LimitsFiles::main) {
             Some(path) => path.display().fmt(f),
             None => f.write_str("store:"),
         }
@@ -119,9 +164,9 @@ impl fmt::Display for LimitsSource {
 pub type LiveLimits = Live<LimitsSource>;
 
 impl LiveLimits {
-    /// Loads the file for the first time.
-    pub fn load(path: PathBuf, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
-        let (source, loads) = source(Some(path), metrics);
+    /// Loads the files for the first time.
+    pub fn load(files: LimitsFiles, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
+        let (source, loads) = source(Some(files), metrics);
         Self::new(source, loads)
     }
 
@@ -132,9 +177,9 @@ impl LiveLimits {
         Self::starting_with(source, nothing, loads)
     }
 
-    /// The limits file; `None` if the store owns the limits.
+    /// The limits file, or the directory of Envoy's; `None` if the store owns the limits.
     pub fn file(&self) -> Option<&Path> {
-        self.source().file.as_deref()
+        self.source().files.as_ref()?.main()
     }
 
     /// Takes a version of the store into use, if `is_wanted` says so of the one in use. Blocks.

@@ -20,8 +20,30 @@ pub use store_url::StoreUrl;
 pub struct Settings {
     /// The limits file (YAML); reloaded when it changes and on SIGHUP. Or store: if the store owns the
     /// limits, and `tollgate limits apply` changes them
-    #[arg(long, env = "TOLLGATE_LIMITS", value_name = "FILE")]
-    pub limits: LimitsOwner,
+    #[arg(
+        long,
+        env = "TOLLGATE_LIMITS",
+        value_name = "FILE",
+        required_unless_present = "envoy_limits"
+    )]
+    pub limits: Option<LimitsOwner>,
+
+    /// A directory of configuration files (*.yaml) of Envoy's rate limit service, one domain each; reloaded
+    /// like the limits file. They may be in the limits file instead, under envoy:
+    #[arg(long, env = "TOLLGATE_ENVOY_LIMITS", value_name = "DIR")]
+    pub envoy_limits: Option<PathBuf>,
+
+    /// Ask Envoy to add the headers PREFIX-limit, PREFIX-remaining and PREFIX-reset to its responses
+    /// [PREFIX without a value: x-ratelimit]
+    #[arg(
+        long,
+        env = "TOLLGATE_ENVOY_HEADERS",
+        value_name = "PREFIX",
+        num_args = 0..=1,
+        default_missing_value = "x-ratelimit",
+        value_parser = header_prefix
+    )]
+    pub envoy_headers: Option<String>,
 
     /// With --limits store:, the limits file that an empty store begins with
     #[arg(long, env = "TOLLGATE_LIMITS_SEED", value_name = "FILE")]
@@ -194,6 +216,14 @@ impl From<&str> for UnparsedStoreUrl {
 impl fmt::Debug for UnparsedStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
+    }
+}
+
+/// Checks the beginning of names of headers.
+fn header_prefix(text: &str) -> Result<String, String> {
+    match http::HeaderName::try_from(text) {
+        Ok(name) => Ok(name.as_str().to_owned()),
+        Err(_) => Err("must be the beginning of the name of a header, such as x-ratelimit".into()),
     }
 }
 

@@ -1,5 +1,5 @@
 //! The gRPC port: `quotaservice.QuotaService`, `doorman.Capacity`, `tollgate.v1.Throttle`,
-//! `tollgate.v1.Holds`, health and reflection.
+//! `tollgate.v1.Holds`, Envoy's `RateLimitService`, health and reflection.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::stream::{self, Stream, StreamExt as _};
 use metrics::Histogram;
 use tollgate_proto::doorman::capacity_server::CapacityServer;
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
 use tollgate_proto::tollgate::v1::holds_server::HoldsServer;
 use tollgate_proto::tollgate::v1::throttle_server::ThrottleServer;
 use tonic::service::Routes;
@@ -20,6 +21,7 @@ use super::capacity::CapacityApi;
 use super::grpc_service::GrpcService;
 use super::holds::HoldsApi;
 use super::overload::ThreadLimits;
+use super::rate_limit::{HeaderPrefix, RateLimitApi};
 use super::throttle::ThrottleApi;
 use crate::store::holds::HoldStore;
 use crate::store::throttle::ThrottleStore;
@@ -58,11 +60,13 @@ impl<H: Health> Health for OpenWatch<H> {
 }
 
 /// The services of the gRPC port. `latency` records the time of requests. `advertise` is the
-/// address that clients should dial. `limits` are those of one thread.
+/// address that clients should dial, `header_prefix` the beginning of the names of the headers that
+/// Envoy is asked to add. `limits` are those of one thread.
 pub fn service<B: Store, L: LeaseStore + ThrottleStore + HoldStore>(
     use_cases: UseCases<B, L>,
     latency: Histogram,
     advertise: Arc<str>,
+    header_prefix: HeaderPrefix,
     health: impl Health,
     limits: ThreadLimits,
 ) -> Result<GrpcService<B>, tonic_reflection::server::Error> {
@@ -76,6 +80,10 @@ pub fn service<B: Store, L: LeaseStore + ThrottleStore + HoldStore>(
     let routes = Routes::new(CapacityServer::new(CapacityApi::new(capacity, advertise)))
         .add_service(ThrottleServer::new(ThrottleApi(throttles)))
         .add_service(HoldsServer::new(HoldsApi(holds)))
+        .add_service(RateLimitServiceServer::new(RateLimitApi {
+            allow: allow.clone(),
+            header_prefix,
+        }))
         .add_service(HealthServer::new(OpenWatch(health)))
         .add_service(reflection)
         .prepare();

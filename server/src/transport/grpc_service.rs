@@ -48,14 +48,14 @@ use reflection::reflect;
 use response::{deadline_exceeded, late_trailers, send_allowed};
 use router::call_router;
 
-/// Maximum parts of a lease request, as [`messages::count_parts`] counts them: many times the parts
+/// Maximum parts of a request for leases or with descriptors, as [`messages::count_parts`] counts them: many times the parts
 /// of a sensible request of the maximum size.
 const MAX_PARTS: usize = 100_000;
 
 /// Memory that a part takes, in bytes: decoded, while it is decided, and in the answer.
 const PART_BYTES: usize = 320;
 
-/// Lease requests longer than this, in bytes, wait for a turn of their thread before they are
+/// Such requests longer than this, in bytes, wait for a turn of their thread before they are
 /// decoded, and again before the answer is encoded: a million bytes take some milliseconds.
 const LONG_REQUEST: usize = 8 << 10;
 
@@ -225,8 +225,8 @@ impl<S: Store> GrpcService<S> {
         let started = Instant::now();
         let is_long = message.len() > LONG_REQUEST;
         let held = match call.method {
-            Method::Lease(_) => {
-                let bytes = lease_bytes(&message).map_err(Status::into_http)?;
+            Method::Lease(_) | Method::RateLimit => {
+                let bytes = decoded_bytes(&message).map_err(Status::into_http)?;
                 let held = state.outgoing.reserve(bytes).await;
                 if is_long {
                     fair_queue::wait_turn().await;
@@ -290,8 +290,8 @@ impl<S: Store> Slot<S> {
     }
 }
 
-/// Memory that a lease request takes until it is answered, in bytes.
-fn lease_bytes(message: &[u8]) -> Result<usize, Status> {
+/// Memory that a request for leases or with descriptors takes until it is answered, in bytes.
+fn decoded_bytes(message: &[u8]) -> Result<usize, Status> {
     let parts = messages::count_parts(&message[messages::PREFIX..]);
     if parts > MAX_PARTS {
         let text = format!("the message has more than {MAX_PARTS} parts");

@@ -42,6 +42,7 @@ pub mod overload;
 pub mod page_renderer;
 pub mod parent;
 pub mod port_security;
+pub mod rate_limit;
 mod read_budget;
 mod resets;
 mod status;

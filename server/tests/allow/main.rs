@@ -12,5 +12,6 @@ mod local_shares;
 mod looks;
 mod memory;
 mod prefetch;
+mod rate_limit;
 mod scenarios;
 mod windows;

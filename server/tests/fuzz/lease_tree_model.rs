@@ -132,7 +132,8 @@ impl World {
             let store = MemoryStore::with_clock(clock.clone());
             let file = LimitsFile::new(&limits);
             let metrics = Arc::new(Metrics::new());
-            let live = Arc::new(LiveLimits::load(file.path(), Arc::clone(&metrics)).unwrap());
+            let live =
+                Arc::new(LiveLimits::load(file.path().into(), Arc::clone(&metrics)).unwrap());
             let from_parent = parent.is_some();
             let state = ServiceState::new(live, None, clock.clone().into(), from_parent, &metrics);
             Cluster {

@@ -9,6 +9,7 @@ use proptest::sample::{Index, select};
 use serde_json::{Map, Value, json};
 use tollgate_server::config::glob::Glob;
 use tollgate_server::config::model::{Limits, Unconfigured};
+use tollgate_server::config::rules::Rules;
 use tollgate_server::config::{parse, to_yaml};
 use tollgate_server::domain::names::{check_bucket, check_namespace};
 
@@ -28,12 +29,14 @@ fn round_trip(text: &str) -> Option<Limits> {
 fn assert_indexed(limits: &Limits) {
     let mut seen = vec![false; limits.bucket_count];
     let owned = limits.namespaces.values().flat_map(|owner| {
-        let unconfigured = match &owner.unconfigured {
-            Unconfigured::GlobalDefault => None,
+        let (unconfigured, rules) = match &owner.unconfigured {
+            Unconfigured::GlobalDefault => (None, None),
             Unconfigured::NamespaceDefault(bucket)
-            | Unconfigured::Dynamic { template: bucket, .. } => Some(bucket),
+            | Unconfigured::Dynamic { template: bucket, .. } => (Some(bucket), None),
+            Unconfigured::Rules(rules) => (None, Some(rules)),
         };
-        owner.buckets.values().chain(unconfigured)
+        let limited = rules.into_iter().flat_map(Rules::buckets).map(|(_, bucket)| bucket);
+        owner.buckets.values().chain(unconfigured).chain(limited)
     });
     for bucket in limits.global_default.iter().chain(owned) {
         assert!(!std::mem::replace(&mut seen[bucket.index], true));
@@ -309,6 +312,78 @@ fn holds() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Text that is not empty.
+fn nonempty_text() -> impl Strategy<Value = String> {
+    text().prop_filter("empty", |text| !text.is_empty())
+}
+
+/// What limits an entry of Envoy's descriptors.
+fn rate_limit() -> impl Strategy<Value = Value> {
+    let units = vec!["second", "MINUTE", "Hour", "day", "week", "month", "year"];
+    let limited = (select(units), 0_u64..1 << 32).prop_map(|(unit, requests)| {
+        vec![("unit", Some(json!(unit))), ("requests_per_unit", Some(json!(requests)))]
+    });
+    let unlimited = Just(vec![("unlimited", Some(json!(true)))]);
+    let others = prop::collection::vec(nonempty_text(), 0..3);
+    (prop_oneof![4 => limited, 1 => unlimited], prop::option::of(nonempty_text()), others).prop_map(
+        |(mut fields, name, others)| {
+            let others = others.into_iter().filter(|other| Some(other) != name.as_ref());
+            let others: Vec<_> = others.map(|other| json!({ "name": other })).collect();
+            fields.extend([
+                ("name", name.map(|name| json!(name))),
+                ("replaces", Some(json!(others))),
+            ]);
+            object(fields)
+        },
+    )
+}
+
+/// The rules of an Envoy domain.
+fn descriptors() -> impl Strategy<Value = Value> {
+    let leaf = Just(json!([])).boxed();
+    leaf.prop_recursive(3, 12, 3, |below| {
+        let value = prop_oneof![text(), "[a-c]{1,3}[*]?"];
+        let rule = (
+            prop::option::of(value),
+            prop::option::of(rate_limit()),
+            prop::option::of(any::<bool>()),
+            prop::option::of(below),
+        );
+        let keys = prop::collection::hash_set(nonempty_text(), 0..4);
+        (keys, prop::collection::vec(rule, 4)).prop_map(|(keys, rules)| {
+            let rules = keys.into_iter().zip(rules);
+            let rules = rules.map(|(key, (value, rate_limit, shadow, below))| {
+                object(vec![
+                    ("key", Some(json!(key))),
+                    ("value", value.map(|value| json!(value))),
+                    ("rate_limit", rate_limit),
+                    ("shadow_mode", shadow.map(|shadow| json!(shadow))),
+                    ("descriptors", below),
+                ])
+            });
+            rules.collect()
+        })
+    })
+}
+
+/// Envoy domains, with names that are not those of namespaces.
+fn envoy() -> impl Strategy<Value = Value> {
+    let names = prop::collection::hash_set("envoy[a-z/._-]{1,5}", 0..4);
+    let domain = (prop::option::of(descriptors()), policy(), prop::option::of(any::<bool>()));
+    (names, prop::collection::vec(domain, 4)).prop_map(|(names, domains)| {
+        let domains = names.into_iter().zip(domains);
+        let domains = domains.map(|(name, (descriptors, policy, enforce))| {
+            object(vec![
+                ("domain", Some(json!(name))),
+                ("descriptors", descriptors),
+                ("on_store_failure", policy),
+                ("enforce", enforce.map(|enforce| json!(enforce))),
+            ])
+        });
+        domains.collect()
+    })
+}
+
 /// A valid file as JSON, which is also YAML, but printed by another library.
 fn valid_file() -> impl Strategy<Value = String> {
     let namespaces = named(name(|name| check_namespace(name).is_ok()), namespace(), 4);
@@ -318,15 +393,17 @@ fn valid_file() -> impl Strategy<Value = String> {
         prop::option::of(resources()),
         prop::option::of(throttles()),
         prop::option::of(holds()),
+        prop::option::of(envoy()),
         policy(),
     )
-        .prop_map(|(global, namespaces, resources, throttles, holds, policy)| {
+        .prop_map(|(global, namespaces, resources, throttles, holds, envoy, policy)| {
             let file = object(vec![
                 ("global_default_bucket", global),
                 ("namespaces", namespaces),
                 ("resources", resources),
                 ("throttles", throttles),
                 ("holds", holds),
+                ("envoy", envoy),
                 ("on_store_failure", policy),
             ]);
             escaped(&file.to_string())
@@ -356,7 +433,7 @@ fn good_files() -> Vec<String> {
 }
 
 /// Pieces of valid and invalid limits files.
-const PIECES: [&str; 57] = [
+const PIECES: [&str; 61] = [
     "\n",
     "\n",
     "\n",
@@ -414,6 +491,10 @@ const PIECES: [&str; 57] = [
     "holds",
     "resource: a",
     "domain_limit: 5",
+    "envoy",
+    "domain: a",
+    "descriptors",
+    "key: k",
 ];
 
 proptest! {

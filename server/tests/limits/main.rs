@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 mod documents;
+mod envoy;
 mod files;
 mod in_store;
 mod kill_switch;

@@ -50,7 +50,7 @@ fn at_once(reload: impl Fn() + Sync, change: impl Fn()) {
 #[test]
 fn the_newest_limits_are_in_use() {
     let file = LimitsFile::new(&limits(1));
-    let live = LiveLimits::load(file.path(), Arc::new(Metrics::new())).unwrap();
+    let live = LiveLimits::load(file.path().into(), Arc::new(Metrics::new())).unwrap();
     let in_use = || live.current().limits.namespaces.len();
     for time in 0..TIMES {
         let newest = 1 + (time + 1) % 4;

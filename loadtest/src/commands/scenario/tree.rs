@@ -106,7 +106,7 @@ fn limits(
         LEASE.as_secs(),
         refresh.as_secs()
     )?;
-    Ok(Arc::new(LiveLimits::load(file.path().to_owned(), Arc::clone(metrics))?))
+    Ok(Arc::new(LiveLimits::load(file.path().into(), Arc::clone(metrics))?))
 }
 
 /// Most times that the embedded store may yield in one call.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{AllowService, Query, bucket_name, store_request};
-use crate::config::model::{FailurePolicy, Limits, ResolvedBucket};
+use crate::config::model::{FailurePolicy, Limits, ResolvedBucket, Unconfigured};
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
 use crate::domain::names::CallerId;
 use crate::service::Error;
@@ -220,6 +220,12 @@ impl ServedBy {
     pub(super) fn of(limits: &Limits, found: &ResolvedBucket<'_>, query: &Query<'_>) -> Self {
         let Query { namespace, bucket, .. } = *query;
         let why = match found.kind {
+            _ if found.is_rule => {
+                format!(
+                    "is limited by the rule {} of the Envoy domain {namespace}",
+                    found.definition
+                )
+            }
             BucketKind::Configured => format!("is configured for {bucket} in {namespace}"),
             BucketKind::Dynamic { .. } => format!(
                 "is made from the template of {namespace}, which has no bucket configured for {bucket}"
@@ -258,12 +264,16 @@ impl ServedBy {
 
 /// Why no bucket serves a name of `namespace`.
 pub(super) fn why_none(limits: &Limits, namespace: &str) -> String {
-    match limits.namespaces.contains_key(namespace) {
-        true => format!(
+    match limits.namespaces.get(namespace).map(|owner| &owner.unconfigured) {
+        Some(Unconfigured::Rules(_)) => format!(
+            "no bucket serves this name: {namespace} is an Envoy domain without a limit for it; names \
+             are those of descriptors, such as key=value,other_key=value"
+        ),
+        Some(_) => format!(
             "no bucket serves this name: {namespace} has neither a bucket configured for it, nor a \
              template, nor a default bucket, and there is no global default bucket"
         ),
-        false => format!(
+        None => format!(
             "no bucket serves this name: no namespace {namespace} is configured, and there is no \
              global default bucket"
         ),

@@ -12,7 +12,7 @@ use crate::config::model::{
 };
 use crate::config::{self, Notice};
 use crate::domain::bucket::BucketKind;
-use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
+use crate::domain::names::{DEFAULT_BUCKET, DYNAMIC_TEMPLATE, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{
     BucketMetrics, CapacityMetrics, Defined, HoldMetrics, Metrics, ThrottleMetrics,
 };
@@ -21,8 +21,6 @@ use crate::service::bounds::{NameCount, ResourceCount};
 use crate::service::window::Window;
 use crate::store::Layout;
 use crate::store::versions::About;
-
-const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
 /// Where a version of the limits is from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,17 +189,12 @@ impl Snapshot {
     }
 }
 
-/// The namespace and the name under which the bucket that serves a request has its metrics. Given are
-/// those in the request.
-pub fn definition_name<'a>(
-    found: &ResolvedBucket<'_>,
-    (namespace, bucket): (&'a str, &'a str),
-) -> (&'a str, &'a str) {
+/// The namespace and the name under which the bucket that serves a request has its metrics. `namespace`: that
+/// of the request.
+pub fn definition_name<'a>(found: &ResolvedBucket<'a>, namespace: &'a str) -> (&'a str, &'a str) {
     match found.kind {
-        BucketKind::Configured => (namespace, bucket),
-        BucketKind::Dynamic { .. } => (namespace, DYNAMIC_TEMPLATE),
-        BucketKind::NamespaceDefault => (namespace, DEFAULT_BUCKET),
-        BucketKind::GlobalDefault => ("", GLOBAL_DEFAULT_BUCKET),
+        BucketKind::GlobalDefault => ("", found.definition),
+        _ => (namespace, found.definition),
     }
 }
 
@@ -277,6 +270,11 @@ fn definitions<'a>(limits: &'a Limits) -> Vec<Definition<'a>> {
                 // Combined so that the order does not matter.
                 let names = || owner.buckets.keys().fold(0, |all, name| all ^ hash(name));
                 define(template, namespace, DYNAMIC_TEMPLATE, true, max_buckets.map(|_| names()))
+            }
+            Unconfigured::Rules(rules) => {
+                for (rule, bucket) in rules.buckets() {
+                    define(bucket, namespace, &rule.path, true, None);
+                }
             }
         }
     }

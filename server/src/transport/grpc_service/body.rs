@@ -60,6 +60,11 @@ impl MessageLimits {
     pub(super) const TENANTS: Self =
         Self { max_bytes: 16 << 10, kept_bytes: 16 << 10, ..Self::ALLOW };
 
+    /// Descriptors: several times the headers that Envoy accepts of a request, which may be in them. A refusal
+    /// because of the length would be no limit at all where Envoy lets requests pass after errors.
+    pub(super) const RATE_LIMIT: Self =
+        Self { max_bytes: 512 << 10, kept_bytes: 512 << 10, ..Self::ALLOW };
+
     /// Renewals of sessions: twice what as many as are allowed take, with the longest names.
     pub(super) const KEEP_ALIVE: Self =
         Self { max_bytes: 256 << 10, kept_bytes: 256 << 10, ..Self::ALLOW };

@@ -105,6 +105,7 @@ pub(super) async fn read_request(
     let limits = match call.method {
         Method::Allow => MessageLimits::ALLOW,
         Method::Tenants(_) => MessageLimits::TENANTS,
+        Method::RateLimit => MessageLimits::RATE_LIMIT,
         Method::KeepAlive => MessageLimits::KEEP_ALIVE,
         Method::Lease(_) | Method::Discovery => MessageLimits::LEASES,
         Method::Watch => MessageLimits::WATCH,

@@ -21,6 +21,8 @@ pub(super) enum Method {
     /// A method of `doorman.Capacity` that needs the right to lease, by its path.
     Lease(&'static str),
     Discovery,
+    /// Envoy's `ShouldRateLimit`.
+    RateLimit,
     /// A request for hits or about holds, by its path.
     Tenants(&'static str),
     /// The renewal of sessions, of which a call has many.
@@ -39,8 +41,9 @@ pub(super) const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/Server
 /// The messages of this version are the same as those of `v1`.
 const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 
-const METHODS: [(&str, Method); 15] = [
+const METHODS: [(&str, Method); 16] = [
     (ALLOW, Method::Allow),
+    (RATE_LIMIT, Method::RateLimit),
     ("/doorman.Capacity/GetCapacity", Method::Lease("/doorman.Capacity/GetCapacity")),
     ("/doorman.Capacity/GetServerCapacity", Method::Lease("/doorman.Capacity/GetServerCapacity")),
     ("/doorman.Capacity/ReleaseCapacity", Method::Lease("/doorman.Capacity/ReleaseCapacity")),
@@ -57,6 +60,7 @@ const METHODS: [(&str, Method); 15] = [
     (REFLECTION_ALPHA, Method::Reflection),
 ];
 
+const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const DISCOVERY: &str = "/doorman.Capacity/Discovery";
 const KEEP_ALIVE: &str = "/tollgate.v1.Holds/KeepAlive";
 
@@ -75,6 +79,7 @@ impl Method {
         match self {
             Self::Allow => ALLOW,
             Self::Lease(path) | Self::Tenants(path) => path,
+            Self::RateLimit => RATE_LIMIT,
             Self::Discovery => DISCOVERY,
             Self::KeepAlive => KEEP_ALIVE,
             Self::Check => CHECK,

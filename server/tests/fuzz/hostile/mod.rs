@@ -28,4 +28,6 @@ throttles:
   - { resource: "none", tiers: [] }
 holds:
   - { resource: "h*", domain_limit: 5, global_limit: 20, max_holds: 9 }
+envoy:
+  - { domain: d, descriptors: [{ key: k, rate_limit: { unit: minute, requests_per_unit: 5 }, descriptors: [{ key: l, value: "v*", rate_limit: { unit: second, requests_per_unit: 0 } }] }] }
 "#;

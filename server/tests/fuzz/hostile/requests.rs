@@ -13,6 +13,8 @@ use tollgate_proto::doorman::{
     DiscoveryRequest, GetCapacityRequest, GetCapacityResponse, GetServerCapacityRequest,
     GetServerCapacityResponse, Lease, ReleaseCapacityRequest,
 };
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code as LimitCode;
+use tollgate_proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tollgate_proto::tollgate::v1::reserve_response::Status as HoldStatus;
@@ -38,7 +40,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 use super::LIMITS;
 use testkit::{START, Service, runtime};
 
-const METHODS: [&str; 12] = [
+const METHODS: [&str; 13] = [
     "/quotaservice.QuotaService/Allow",
     "/doorman.Capacity/GetCapacity",
     "/doorman.Capacity/GetServerCapacity",
@@ -51,6 +53,7 @@ const METHODS: [&str; 12] = [
     "/tollgate.v1.Holds/KeepAlive",
     "/tollgate.v1.Holds/EndSession",
     "/tollgate.v1.Holds/Transfer",
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
 ];
 
 /// An in-memory connection.
@@ -141,6 +144,7 @@ fn decodes(method: usize, message: &[u8]) -> bool {
         9 => KeepAliveRequest::decode(message).is_ok(),
         10 => EndSessionRequest::decode(message).is_ok(),
         11 => TransferRequest::decode(message).is_ok(),
+        12 => RateLimitRequest::decode(message).is_ok(),
         _ => true,
     }
 }
@@ -224,6 +228,20 @@ fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
             let moved = TransferResponse::decode(answer).unwrap().moved;
             assert!(request.copies >= 0 && (0..=20).contains(&moved), "{request:?} {moved}");
         }
+        12 => {
+            let request = RateLimitRequest::decode(message).unwrap();
+            let answer = RateLimitResponse::decode(answer).unwrap();
+            assert_eq!(request.descriptors.len(), answer.statuses.len());
+            let is_over =
+                answer.statuses.iter().any(|status| status.code() == LimitCode::OverLimit);
+            assert_eq!(is_over, answer.overall_code() == LimitCode::OverLimit, "{answer:?}");
+            for status in &answer.statuses {
+                let most = status.current_limit.as_ref().map_or(0, |limit| limit.requests_per_unit);
+                assert!(status.limit_remaining <= most, "{request:?} {status:?}");
+                let reset = status.duration_until_reset.as_ref().map_or(0, |reset| reset.seconds);
+                assert!((0..=60).contains(&reset), "{status:?}");
+            }
+        }
         _ => {}
     }
 }
@@ -240,7 +258,7 @@ fn any_message() {
     let limits = ThreadLimits { requests, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
     let Service { allow, capacity, throttles, holds, .. } = service;
     let use_cases = UseCases { allow, capacity, throttles, holds };
-    let grpc_service = grpc::service(use_cases, took, "node:1".into(), health, limits);
+    let grpc_service = grpc::service(use_cases, took, "node:1".into(), None, health, limits);
     let grpc_service = Arc::new(grpc_service.unwrap());
     let sender = runtime.block_on(serve(grpc_service));
     testkit::fuzz::run("requests", &[], |input| {

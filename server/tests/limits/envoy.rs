@@ -1,0 +1,137 @@
+//! Envoy's rate limits in a running node: files in a directory, and answers on the gRPC port.
+
+use std::fs;
+
+use tempfile::TempDir;
+use testkit::command::tollgate;
+use testkit::grpc::channel;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually, runtime};
+use tollgate_proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tollgate_proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tollgate_proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+
+/// The file of a domain whose key `k` has a limit.
+fn domain(name: &str, limit: u32) -> String {
+    format!(
+        "domain: {name}
+descriptors:
+  - key: k
+    rate_limit:
+      unit: year
+      requests_per_unit: {limit}
+"
+    )
+}
+
+/// Asks for the descriptor `k=v` of each domain.
+fn ask(node: &Node, domain: &str) -> RateLimitResponse {
+    let (key, value) = ("k".to_owned(), "v".to_owned());
+    let descriptor = RateLimitDescriptor { entries: vec![Entry { key, value }] };
+    let descriptors = vec![descriptor];
+    let request = RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 };
+    runtime().block_on(async {
+        let mut client = RateLimitServiceClient::new(channel(node.grpc).await);
+        client.should_rate_limit(request).await.unwrap().into_inner()
+    })
+}
+
+/// The limit of a domain; `None` if it has none.
+fn limit(node: &Node, domain: &str) -> Option<u32> {
+    let limit = ask(node, domain).statuses[0].current_limit.clone();
+    limit.map(|limit| limit.requests_per_unit)
+}
+
+#[test]
+fn a_directory_of_files_is_loaded_and_reloaded() {
+    let (limits, dir) = (LimitsFile::new("namespaces: { ns: {} }"), TempDir::new().unwrap());
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("a.yaml"), domain("a", 5)).unwrap();
+    fs::write(path("b.yml"), domain("b", 6)).unwrap();
+    // Neither of these is a file of limits.
+    fs::write(path("notes.txt"), "not: [yaml").unwrap();
+    fs::write(path(".hidden.yaml"), "not: [yaml").unwrap();
+    fs::create_dir(path("sub.yaml")).unwrap();
+    let node = Node::start(&limits.path(), &["--envoy-limits", dir.path().to_str().unwrap()]);
+    assert_eq!([limit(&node, "a"), limit(&node, "b"), limit(&node, "c")], [Some(5), Some(6), None]);
+    fs::write(path("c.yaml"), domain("c", 7)).unwrap();
+    eventually("a new file is loaded", TEST_TIMEOUT, || limit(&node, "c") == Some(7));
+    fs::write(path("a.yaml"), domain("a", 8)).unwrap();
+    eventually("a changed file is loaded", TEST_TIMEOUT, || limit(&node, "a") == Some(8));
+    fs::remove_file(path("b.yml")).unwrap();
+    eventually("a removed file is gone", TEST_TIMEOUT, || limit(&node, "b").is_none());
+    limits.write("namespaces: { ns: {} }\nenvoy: [{ domain: d, descriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 9 } }] }]");
+    eventually("the limits file has domains, too", TEST_TIMEOUT, || limit(&node, "d") == Some(9));
+    node.logged();
+    fs::write(path("b.yaml"), domain("d", 1)).unwrap();
+    let failures =
+        || Scrape::of(node.http).get("tollgate_limits_reload_failures_total", &[]).unwrap();
+    eventually("a faulty file is refused", TEST_TIMEOUT, || failures() == 1.0);
+    assert_eq!([limit(&node, "a"), limit(&node, "d")], [Some(8), Some(9)]);
+    let refused = node.logged();
+    let refused = refused.iter().find_map(|event| event["error"].as_str()).unwrap();
+    let expected = format!(
+        "{}:\nline 1: domain: \"d\" is a domain or a namespace already",
+        path("b.yaml").display()
+    );
+    assert_eq!(refused, expected);
+}
+
+#[test]
+fn a_node_needs_no_limits_file_beside_a_directory() {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("a.yaml"), domain("a", 2)).unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let node = Node::start_with(&["--envoy-limits", dir, "--envoy-headers"]);
+    for (remaining, code) in [("1", Code::Ok), ("0", Code::Ok), ("0", Code::OverLimit)] {
+        let answer = ask(&node, "a");
+        assert_eq!(answer.overall_code(), code);
+        let headers: Vec<_> = answer
+            .response_headers_to_add
+            .iter()
+            .map(|header| (header.key.as_str(), header.value.as_str()))
+            .collect();
+        let reset = answer.statuses[0].duration_until_reset.unwrap().seconds.to_string();
+        let expected = [
+            ("x-ratelimit-limit", "2"),
+            ("x-ratelimit-remaining", remaining),
+            ("x-ratelimit-reset", &reset),
+        ];
+        assert_eq!(headers, expected);
+    }
+    assert!(ask(&node, "b").response_headers_to_add.is_empty());
+    // The limits in use are a document like any other.
+    let shown = tollgate(&["limits", "show", "--http", &node.http.to_string()]);
+    let file = LimitsFile::new(&shown.stdout);
+    let checked = tollgate(&["check", "--envoy-limits", dir]);
+    assert_eq!((checked.code, &checked.stdout), (0, &shown.stdout));
+    let checked = tollgate(&["check", file.path().to_str().unwrap()]);
+    assert_eq!((checked.code, checked.stdout), (0, shown.stdout));
+}
+
+#[test]
+fn faults_of_a_directory_name_the_file() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.yaml");
+    fs::write(
+        &path,
+        domain("a", 2).replace("      unit:", "      unit_multiplier: 2\n      unit:"),
+    )
+    .unwrap();
+    let checked = tollgate(&["check", "--envoy-limits", dir.path().to_str().unwrap()]);
+    assert_eq!(checked.code, 1);
+    let expected = format!(
+        "{}:\nline 5: descriptors[0].rate_limit.unit_multiplier: unknown key \"unit_multiplier\", \
+         the keys known here are unit, requests_per_unit, unlimited, name, replaces\n",
+        path.display()
+    );
+    assert_eq!(checked.stdout, expected);
+    let missing = tollgate(&["check", "--envoy-limits", "/nowhere"]);
+    assert_eq!(missing.code, 2);
+    assert!(missing.stderr.contains("can't read /nowhere"), "{}", missing.stderr);
+    let in_store = tollgate(&["serve", "--limits", "store:", "--envoy-limits", "/nowhere"]);
+    assert_eq!(in_store.code, 2);
+    assert!(in_store.stderr.contains("put the domains into the document"), "{}", in_store.stderr);
+}
