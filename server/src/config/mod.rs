@@ -6,6 +6,7 @@
 
 pub mod access;
 mod algorithms;
+mod bucket;
 mod difference;
 mod domains;
 mod envoy;

@@ -4,10 +4,11 @@ use std::ops::Deref;
 
 use hashbrown::HashMap;
 
+pub use super::bucket::Bucket;
 use super::glob::Glob;
 use super::groups::DomainGroup;
 use super::rules::{RuleLimit, Rules};
-use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
+use crate::domain::bucket::BucketKind;
 use crate::domain::descriptor::{self, Entry};
 use crate::domain::names::{DEFAULT_BUCKET, DYNAMIC_TEMPLATE, GLOBAL_DEFAULT_BUCKET};
 use crate::domain::sharing::SharingAlgorithm;
@@ -67,27 +68,6 @@ pub enum Unconfigured {
     },
     /// A bucket for each descriptor that a rule limits: the namespace is an Envoy domain.
     Rules(Rules),
-}
-
-/// The definition of a bucket: configured, default, or a template for dynamic buckets.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Bucket {
-    /// Position among the definitions of a [`Limits`], from 0. Also the index into arrays of data
-    /// per definition, such as metrics.
-    pub index: usize,
-    /// The limits as in the file.
-    pub limit: BucketLimit,
-    /// The limits in the units of the arithmetic.
-    pub terms: Terms,
-    /// Whether the limits are enforced, if file and namespace enforce theirs.
-    pub enforce: bool,
-}
-
-impl Bucket {
-    /// A definition with its terms computed from `limit`.
-    pub fn new(index: usize, limit: BucketLimit) -> Self {
-        Self { index, terms: limit.terms(), limit, enforce: true }
-    }
 }
 
 /// How requests are decided while the shared store is unreachable.

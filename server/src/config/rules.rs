@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use super::model::Bucket;
+use super::bucket::Bucket;
 use crate::domain::descriptor::Entry;
 
 /// The rules of one level: those of a domain, or those below a rule.
