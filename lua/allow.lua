@@ -387,7 +387,8 @@ while at <= #groups do
         end
         if granted < asked then
           local room_at = log:room_at(logged, length, cap, moment, cost)
-          retry = room_at and room_at - now or -1
+          -- A log that was corrupted may have any times, and the node must get a time that it can believe.
+          retry = room_at and math.min(math.max(room_at - now, 0), 2 * length + 3600000000) or -1
         end
         if granted > 0 and logged == '' then
           if value then

@@ -248,7 +248,9 @@ impl Log {
         let left = (limit - log.hits(window_us, moment) as f64).max(0.0);
         if left < cost {
             let room_at = log.room_at(window_us, limit as u64, moment, cost as u64);
-            let retry_after_us = room_at.map(|at| at.0 - now.0);
+            // A log that was corrupted may have any times.
+            let longest_us = 2 * window_us + AHEAD_US;
+            let retry_after_us = room_at.map(|at| (at.0 - now.0).clamp(0, longest_us));
             return LogDecision { left, granted: None, retry_after_us };
         }
         let mut log = log.clone();

@@ -150,3 +150,10 @@ fn time_that_steps_back_stands_still_for_an_hour_at_most() {
         assert!(ask(&mut log, 60 * S, (limit, 1), START - 3601 * S).is_ok());
     }
 }
+
+/// A time that no node writes: the wait is one that is possible with others.
+#[test]
+fn a_corrupt_time_leads_to_a_likely_wait() {
+    let mut log = Some(Log::Times(vec![1 << 55, START]));
+    assert_eq!(ask(&mut log, 60 * S, (2, 1), START), Err(Some(3720 * S)));
+}
