@@ -133,18 +133,23 @@ fn log_like() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![times, slots]
 }
 
-/// Whatever is in a log leads to no failure: its numbers may be wrong, but are within the limits.
+/// Whatever is in a log leads to no failure: its numbers may be wrong, but are within the limits. Other buckets
+/// of the call don't notice it.
 #[test]
 fn any_log_leads_to_a_decision() {
     let corrupted = RefCell::new(CorruptedStore::new());
     let window = Window { length_us: 60_000_000, kind: WindowKind::Log };
-    let charges = || proptest::collection::vec((1..400_u64, any::<bool>(), 0..90_i64), 1..6);
-    try_cases(300, (log_like(), charges()), |(log, charges)| {
+    // Small limits refuse by a log with times.
+    let limits = select(vec![1, 3, 100, 1000_u64]);
+    let tokens = prop_oneof![1..4_u64, 1..400_u64];
+    let charges = proptest::collection::vec((tokens, any::<bool>(), 0..90_i64), 1..6);
+    try_cases(300, (log_like(), limits, charges), |(log, limit, charges)| {
         let corrupted = &mut *corrupted.borrow_mut();
         corrupted.reset();
         redis::cmd("SET").arg("L{ns:a}").arg(&log).exec(&mut corrupted.inside).unwrap();
-        let terms = BucketLimit::of_window(1000, window).terms();
-        for (tokens, takes, seconds) in charges {
+        let terms = BucketLimit::of_window(limit, window).terms();
+        let healthy_terms = BucketLimit::of_window(1000, window).terms();
+        for (turn, (tokens, takes, seconds)) in charges.into_iter().enumerate() {
             corrupted.clock.advance(seconds * 1_000_000);
             let action = match takes {
                 true => TokenAction::Take { max_wait_ms: 0 },
@@ -162,11 +167,25 @@ fn any_log_leads_to_a_decision() {
                 prefetch: None,
                 rewrite: seconds % 2 == 0,
             };
+            let within = 0.0..=limit as f64;
             let look = corrupted.runtime.block_on(corrupted.store.look(&request)).unwrap();
-            prop_assert!((0.0..=1000.0).contains(&look.accrued_us(&terms)), "{look:?}");
-            for outcome in corrupted.runtime.block_on(corrupted.store.decide(&[request; 3])) {
-                prop_assert!((0.0..=1000.0).contains(&outcome.unwrap().accrued_us), "{outcome:?}");
+            prop_assert!(within.contains(&look.accrued_us(&terms)), "{look:?}");
+            let name = format!("healthy-{turn}");
+            let healthy = BucketRequest {
+                name: &name,
+                terms: &healthy_terms,
+                tokens: 1,
+                action: TokenAction::Take { max_wait_ms: 0 },
+                ..request
+            };
+            let asked = [request, request, request, healthy];
+            let outcomes = corrupted.runtime.block_on(corrupted.store.decide(&asked));
+            prop_assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+            let outcomes: Vec<Outcome> = outcomes.into_iter().map(Result::unwrap).collect();
+            for outcome in &outcomes[..3] {
+                prop_assert!(within.contains(&outcome.accrued_us), "{outcome:?}");
             }
+            prop_assert_eq!(verdicts(&outcomes[3..]), [(Verdict::Granted, 1000.0, false)]);
         }
         prop_assert_eq!(corrupted.errors(), 0.0);
         Ok(())
