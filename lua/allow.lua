@@ -382,7 +382,7 @@ while at <= #groups do
           if cost < 0 then
             logged = log:take_back(logged, length, moment, -granted * cost)
           else
-            logged = log:add(logged, length, moment, granted * cost)
+            logged = log:add(logged, length, cap, moment, granted * cost)
           end
         end
         if granted < asked then

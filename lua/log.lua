@@ -86,10 +86,27 @@ local function new_log()
       return table.concat(sums)
     end,
 
-    -- The log with more hits, for which there is room, and the hits in the window then.
-    add = function(self, log, window, at, hits)
+    -- The hits in the window, of which there are few, each at the beginning of its slot: a log with times.
+    times = function(self, log, window, at)
+      local start, hits = struct.unpack('<I7', log, 8), self:hits(log, window, at)
+      local last, times, count = self.slot(start, window, at), {}, 0
+      local before = self.sum(log, window, last - 128)
+      for slot = last - 127, last do
+        local begins = struct.pack('<I7', start + math.ceil(slot * window / 128))
+        local until_then = math.min((self.sum(log, window, slot) - before) % 4294967296, hits)
+        times[#times + 1] = string.rep(begins, until_then - count)
+        count = math.max(count, until_then)
+      end
+      return table.concat(times)
+    end,
+
+    -- The log with more hits, for which the limit leaves room, and the hits in the window then.
+    add = function(self, log, window, limit, at, hits)
       local before = self:hits(log, window, at)
       if before == 0 then log = '' end
+      -- The limit was lowered. (With a greater one there may soon be slots again, and hits would be moved to
+      -- the beginning of one each time.)
+      if #log == 531 and math.max(limit, before + hits) <= 128 then log = self:times(log, window, at) end
       if #log ~= 531 then
         if before * 7 < #log then log = string.sub(log, -7 * before) end
         if before + hits <= 128 then

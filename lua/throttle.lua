@@ -200,7 +200,7 @@ end
 local function add(logging, tier, hits, now)
   local enters = not (tier.entered > 0 and now < tier.entered + tier.active)
   if enters then tier.entered, tier.log = now, '' end
-  tier.log, hits = logging:add(tier.log, tier.window, now, hits)
+  tier.log, hits = logging:add(tier.log, tier.window, tier.limit, now, hits)
   return enters, hits
 end
 

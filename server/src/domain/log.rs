@@ -1,4 +1,5 @@
-//! The log of what was granted within a window: exact for up to 128 hits, beyond that by slots of time.
+//! The log of what was granted within a window: exact for up to 128 hits, beyond that by slots of time. If the
+//! limit is lowered to 128 or less, it is exact for what is granted from then on.
 //! `lua/log.lua` mirrors this file.
 //!
 //! A sliding log of tokens is one such log; a tier of hits has one, too.
@@ -89,6 +90,19 @@ impl Slots {
         let slot = self.slot(window_us, now.0);
         self.sum(window_us, slot).wrapping_sub(self.sum(window_us, slot - SLOTS))
     }
+
+    /// The hits in the window that ends at `now`, of which there are few, each at the beginning of its slot.
+    fn times(&self, window_us: i64, now: Micros) -> Vec<i64> {
+        let (last, hits) = (self.slot(window_us, now.0), self.hits(window_us, now));
+        let before = self.sum(window_us, last - SLOTS);
+        let mut times = Vec::new();
+        for slot in last - SLOTS + 1..=last {
+            let begins = self.start + (slot * window_us + SLOTS - 1).div_euclid(SLOTS);
+            let until_then = self.sum(window_us, slot).wrapping_sub(before).min(hits) as usize;
+            times.resize(until_then.max(times.len()), begins);
+        }
+        times
+    }
 }
 
 fn slot(start: i64, window_us: i64, at: i64) -> i64 {
@@ -137,10 +151,18 @@ impl Log {
         }
     }
 
-    /// Adds hits. There is room for them.
-    pub(super) fn add(&mut self, window_us: i64, now: Micros, hits: u64) {
-        if self.hits(window_us, now) == 0 {
+    /// Adds hits. The limit leaves room for them.
+    pub(super) fn add(&mut self, window_us: i64, limit: u64, now: Micros, hits: u64) {
+        let before = self.hits(window_us, now);
+        if before == 0 {
             *self = Self::default();
+        }
+        // The limit was lowered. (With a greater one there may soon be slots again, and hits would be moved to
+        // the beginning of one each time.)
+        if let Self::Slots(slots) = self
+            && limit.max(before + hits) <= EXACT as u64
+        {
+            *self = Self::Times(slots.times(window_us, now));
         }
         if let Self::Times(times) = self {
             let expired = times.len() - counting(times, window_us, now).len();
@@ -256,7 +278,7 @@ impl Log {
         let mut log = log.clone();
         match cost < 0.0 {
             true => log.take_back(window_us, moment, -cost as u64),
-            false => log.add(window_us, moment, cost as u64),
+            false => log.add(window_us, limit as u64, moment, cost as u64),
         }
         LogDecision { left, granted: Some(log), retry_after_us: None }
     }

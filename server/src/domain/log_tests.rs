@@ -96,6 +96,45 @@ proptest! {
             }
         }
     }
+
+    /// What was granted before, by slots, expires a slot early at most.
+    #[test]
+    fn a_lowered_limit_is_exact_from_then_on(
+        window_us in prop_oneof![128..1000_i64, Just(60 * S), Just(86_400 * S)],
+        limit in 1..129_u32,
+        before in asked(),
+        asked in asked(),
+    ) {
+        let (mut log, mut exact, mut now) = (None, Exact::default(), START);
+        for (pause, cost) in before {
+            now += pause * window_us / 1_000_000;
+            if ask(&mut log, window_us, (3000, 25 * cost), now).is_ok() {
+                exact.0.push((now, 25 * cost));
+            }
+        }
+        let (lowered, slot_us) = (now + 1, (window_us + SLOTS - 1) / SLOTS);
+        now = lowered;
+        for (pause, cost) in asked {
+            now += pause * window_us / 1_000_000;
+            match ask(&mut log, window_us, (limit, cost), now) {
+                Ok(_) => {
+                    exact.0.push((now, cost));
+                    let since = exact.granted((now - window_us).max(lowered), now);
+                    prop_assert!(since <= limit.into(), "{since}");
+                    let within = exact.granted(now - window_us + slot_us, now);
+                    prop_assert!(within <= limit.into(), "{within}");
+                }
+                Err(None) => prop_assert!(cost > limit.into()),
+                Err(Some(after)) => {
+                    prop_assert!(exact.granted(now - window_us, now) + cost > limit.into());
+                    for (at, is_room) in [(now + after - 1, false), (now + after, true)] {
+                        let again = ask(&mut log.clone(), window_us, (limit, cost), at);
+                        prop_assert_eq!(again.is_ok(), is_room);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Numbers of slots stay small where a log is never empty, for longer than the longest window.

@@ -170,7 +170,7 @@ impl Entered {
         if enters {
             *self = Self { at: Some(now), log: Log::default() };
         }
-        self.log.add(tier.window_us, now, hits);
+        self.log.add(tier.window_us, tier.limit, now, hits);
         enters
     }
 

@@ -109,6 +109,27 @@ async fn a_large_log_forgets_a_slot_early_at_most<S: Looks>(s: &Service<S>) {
     granted(&ask(s, "b", 1000).await, 0.0);
 }
 
+/// With a lower limit, the times of the tokens are logged again.
+async fn a_log_is_exact_after_its_limit_was_lowered<S: Looks>(s: &Service<S>) {
+    set_limit(s, "algorithm: sliding_log, limit: 1000, window: 128s");
+    granted(&ask(s, "b", 200).await, 800.0);
+    s.clock.advance(100 * SECOND + 900_000);
+    granted(&ask(s, "b", 60).await, 740.0);
+    set_limit(s, "algorithm: sliding_log, limit: 100, window: 128s");
+    s.clock.advance(28 * SECOND);
+    granted(&ask(s, "b", 40).await, 0.0);
+    // Those of before count from the beginning of their slot, 28.9 s ago.
+    refused(&ask(s, "b", 60).await, 99_101, 0.0);
+    s.clock.advance(99_100_001);
+    granted(&ask(s, "b", 60).await, 0.0);
+    // The 40 after it count from the moment at which they were granted, 99.100001 s ago.
+    s.clock.advance(28_899_999);
+    refused(&ask(s, "b", 1).await, 1, 0.0);
+    s.clock.advance(1);
+    granted(&ask(s, "b", 40).await, 0.0);
+    refused(&ask(s, "b", 1).await, 99_101, 0.0);
+}
+
 /// Asking after `retry_after` is granted, and a millisecond earlier is not.
 async fn retry_after_is_exact<S: Looks>(s: &Service<S>) {
     for algorithm in ["fixed_window", "sliding_window", "sliding_log"] {
@@ -266,6 +287,7 @@ testkit::scenarios!(
     a_log_limits_any_window,
     a_large_log_forgets_a_slot_early_at_most,
     a_log_is_looked_at_and_filled,
+    a_log_is_exact_after_its_limit_was_lowered,
     retry_after_is_exact,
     limits_and_algorithms_may_change,
     dynamic_buckets_have_windows_of_their_own,
