@@ -99,7 +99,7 @@ local call, pcall, pack, unpack_bytes = redis.call, redis.pcall, struct.pack, st
 local numbers, groups = ARGV[1], ARGV[2]
 
 -- The rate in a state's upper 30 bits, in tokens a second: the mark's upper 6 bits are the exponent;
--- of its lower 23 bits the upper 18 are the mantissa, the lower 5 a hash of the debt limit.
+-- of its lower 23 bits the upper 18 are the mantissa, the lower 5 a hash of the debt limit or the queue.
 local function rate(upper)
   local exponent = upper % 16777216 / 262144
   local rest = (upper - upper % 33554432) / 33554432

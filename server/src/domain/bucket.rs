@@ -174,7 +174,7 @@ impl BucketLimit {
 }
 
 /// Fingerprint of a [`Terms`] in 29 bits: 6 bits of the rate's binary exponent, 18 of its mantissa,
-/// and the debt limit in milliseconds modulo 31.
+/// and a hash of the debt limit: in milliseconds modulo 31, or of a leaky bucket's queue.
 ///
 /// A state stores the mark of the terms it was written under. If it differs from the current
 /// terms' mark, the limits have changed, and the balance is converted from the old rate to the
@@ -183,11 +183,20 @@ impl BucketLimit {
 pub struct Mark(u32);
 
 impl Mark {
-    fn new(rate: f64, max_debt_ms: u64) -> Self {
+    /// `hash`: 5 bits.
+    fn new(rate: f64, hash: u32) -> Self {
         let bits = rate.to_bits();
         let exponent = ((bits >> 52) as i64 - 1023 + 32).clamp(0, 63) as u32;
         let mantissa = ((bits >> 34) & 0x3_ffff) as u32;
-        Self(exponent << 23 | mantissa << 5 | (max_debt_ms % 31) as u32)
+        Self(exponent << 23 | mantissa << 5 | hash)
+    }
+
+    /// A hash of the queue of a leaky bucket. Queues may well differ by a multiple of 31, so it is mixed. Under
+    /// this multiplier, that of xorshift1024*, few queues of usual lengths have equal hashes.
+    fn hash_of_queue(queue: u64) -> u32 {
+        const MULTIPLIER: u64 = 1_181_783_497_276_652_981;
+        let mixed = queue.wrapping_mul(MULTIPLIER);
+        ((mixed ^ mixed >> 32).wrapping_mul(MULTIPLIER) >> 59) as u32
     }
 
     /// The mark as a number below 2^29.
@@ -241,7 +250,7 @@ impl Terms {
             cap_us,
             life_us: cap_us,
             max_debt_us: max_debt_ms as f64 * 1000.0,
-            mark: Mark::new(rate, max_debt_ms),
+            mark: Mark::new(rate, (max_debt_ms % 31) as u32),
             grid_us: grid_us(cap_us),
         }
     }
@@ -249,8 +258,8 @@ impl Terms {
     /// Those of a leaky bucket. The first token leaves at once, so there is a debt of one more than wait.
     fn leaky(rate: f64, queue: u64) -> Self {
         let max_debt_us = (queue as f64 + 1.0) * Self::leak_us(1e6 / rate);
-        let terms = Self { max_debt_us, ..Self::new(0.0, rate, 0) };
-        Self { mark: Mark::new(rate, terms.max_debt_ms()), ..terms }
+        let mark = Mark::new(rate, Mark::hash_of_queue(queue));
+        Self { max_debt_us, mark, ..Self::new(0.0, rate, 0) }
     }
 
     /// The time that one token takes to leave a leaky bucket, in µs, rounded up as a grant is: so many grants
@@ -306,8 +315,7 @@ impl Terms {
         // A bucket of less than one token could never grant without debt.
         let cap_us = self.cap_us.max(interval_us);
         let grid_us = grid_us(cap_us);
-        let hash = self.mark.0 & 31;
-        let mark = Mark(Mark::new(1e6 / interval_us, 0).0 & !31 | hash);
+        let mark = Mark::new(1e6 / interval_us, self.mark.0 & 31);
         Self { interval_us, cap_us, life_us: cap_us, mark, grid_us, ..*self }
     }
 

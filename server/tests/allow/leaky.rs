@@ -142,6 +142,19 @@ async fn limits_and_algorithms_may_change<S: Looks>(s: &Service<S>) {
     leaves_after(&ask(s, "b", 1).await, 200);
 }
 
+/// Also if the two queues are equal modulo 31: what waits is not taken for a clock that has stepped back.
+async fn a_shorter_queue_forgets_nothing<S: Looks>(s: &Service<S>) {
+    for (long, short) in [(40, 9), (32, 1), (100, 10), (1000, 100), (100, 50)] {
+        set_limit(s, &format!("algorithm: leaky_bucket, rate: 10, queue: {long}"));
+        s.allow.fill(("ns", "b"), false, None).await.unwrap();
+        leaves_after(&ask(s, "b", long + 1).await, 0);
+        set_limit(s, &format!("algorithm: leaky_bucket, rate: 10, queue: {short}"));
+        for _ in 0..2 {
+            refused(&ask(s, "b", 1).await, (long - short + 1) * 100);
+        }
+    }
+}
+
 async fn dynamic_buckets_have_queues_of_their_own<S: Looks>(s: &Service<S>) {
     s.set_limits(
         "namespaces: { ns: { max_dynamic_buckets: 2, dynamic_bucket_template: { algorithm: \
@@ -195,6 +208,7 @@ testkit::scenarios!(
     retry_after_is_exact,
     a_caller_may_wait_for_less_than_the_queue,
     limits_and_algorithms_may_change,
+    a_shorter_queue_forgets_nothing,
     dynamic_buckets_have_queues_of_their_own,
     looks_shadow_and_explanations,
 );
