@@ -147,7 +147,7 @@ impl BucketRequest<'_> {
 pub struct Layout {
     /// A hash of the bucket's name.
     pub bucket_hash: u64,
-    /// A hash of the settings that determine the expiry of states.
+    /// A hash of the settings that determine the form and the expiry of states.
     pub settings_hash: u64,
     /// The longest time that a state may exist after the last grant.
     pub life: Duration,

@@ -13,6 +13,7 @@ use crate::config::model::{
 use crate::config::{self, Notice};
 use crate::domain::bucket::BucketKind;
 use crate::domain::names::{DEFAULT_BUCKET, DYNAMIC_TEMPLATE, GLOBAL_DEFAULT_BUCKET};
+use crate::domain::window::WindowKind;
 use crate::metrics::{
     BucketMetrics, CapacityMetrics, Defined, HoldMetrics, Metrics, ThrottleMetrics,
 };
@@ -218,9 +219,12 @@ impl Definition<'_> {
     fn layout(&self) -> Layout {
         let terms = &self.bucket.terms;
         let times = [terms.life_us, terms.grid_us].map(f64::to_bits);
+        // States of different forms are apart: a time, counts or a log.
+        let form = terms.window.map(|window| window.kind == WindowKind::Log);
+        let max_idle_ms = self.bucket.limit.max_idle_ms;
         Layout {
             bucket_hash: hash((self.namespace, self.name)),
-            settings_hash: hash((times, self.bucket.limit.max_idle_ms, self.bounded_beside)),
+            settings_hash: hash((times, form, max_idle_ms, self.bounded_beside)),
             life: Duration::from_micros(terms.longest_life_us() as u64),
             registered_in: self.bounded_beside.map(|_| self.namespace.into()),
         }
@@ -365,6 +369,18 @@ mod tests {
         close_all(&first);
         let second = snapshot("buckets: { a: {}, b: { size: 20 } }", Some(&first));
         assert!(!is_open(&second, "a") && is_open(&second, "b"));
+    }
+
+    /// A window and a log of equal length have other states.
+    #[test]
+    fn a_change_between_window_and_log_opens_the_window_of_a_bucket() {
+        let limits = |algorithm| {
+            format!("buckets: {{ a: {{ algorithm: {algorithm}, limit: 5, window: 1h }} }}")
+        };
+        let first = snapshot(&limits("fixed_window"), None);
+        close_all(&first);
+        assert!(!is_open(&snapshot(&limits("fixed_window"), Some(&first)), "a"));
+        assert!(is_open(&snapshot(&limits("sliding_log"), Some(&first)), "a"));
     }
 
     /// Such a bucket may have a state, but is in no register.
