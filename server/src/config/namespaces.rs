@@ -10,7 +10,7 @@ use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
 use super::rate::rate;
 use super::read::{Entry, Fields, Keys, Reader};
 use super::tree::YamlNode;
-use crate::domain::bucket::{BucketLimit, MAX_SPAN_US};
+use crate::domain::bucket::{Algorithm, BucketLimit, MAX_SPAN_US};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
 
 /// The largest size: up to here, doubles represent every whole number.
@@ -225,12 +225,24 @@ pub(super) fn bucket(
         soft_limit_percent: soft_limit_percent(reader, &fields, path),
         ..limit
     };
-    if let (Some(window), Some(idle_ms)) = (limit.algorithm.windows(), limit.max_idle_ms)
-        && idle_ms < window.life_us().unsigned_abs() / 1000
+    // A token bucket may be meant to forget its debt.
+    let forgets = match limit.algorithm {
+        Algorithm::TokenBucket => None,
+        Algorithm::LeakyBucket { .. } => Some((
+            limit.max_debt_ms,
+            "is shorter than a full queue takes to leave: a bucket that is idle for so long \
+             forgets what waits",
+        )),
+        Algorithm::Windows(window) => Some((
+            window.life_us().unsigned_abs() / 1000,
+            "is shorter than what is granted counts: a bucket that is idle for so long may grant \
+             its limit again",
+        )),
+    };
+    if let (Some((life_ms, message)), Some(idle_ms)) = (forgets, limit.max_idle_ms)
+        && idle_ms < life_ms
         && let Some(entry) = fields.get("max_idle_millis")
     {
-        let message = "is shorter than what is granted counts: a bucket that is idle for so long \
-                       may grant its limit again";
         reader.notice(entry.line, &path.key(entry.key), message, true);
     }
     let enforce = enforce(reader, &fields, path);
