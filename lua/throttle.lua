@@ -1,4 +1,4 @@
--- A request for hits of a domain on a resource. Mirrors server/src/domain/throttle.rs and throttle/log.rs.
+-- A request for hits of a domain on a resource. Mirrors server/src/domain/throttle.rs.
 -- Atomic, because the hits that are granted depend on all that were granted before. lua/guard.lua goes
 -- around it.
 --
