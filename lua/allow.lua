@@ -33,7 +33,8 @@
 --                       its key, and the number of requests. Runs with the same key are adjacent.
 --            cost       of the tokens of one request, in µs of accrual; negative: tokens are put
 --                       back
---            max_wait   µs; negative: so much accrual must be left
+--            max_wait   µs; negative: so much accrual must be left; infinite with a cost of at least 0:
+--                       see "Windows"
 --
 -- Reply: a string. For each run a byte and a double, then a double for each register.
 --   Byte: the number of requests granted, which are the first ones; plus 127 if the bucket was full
@@ -54,7 +55,8 @@
 -- that costs are in tokens. `grid` is how long a count matters from the start of its window, in µs: the
 -- length of a window, and twice that for one that slides; `life` is cap, `max_debt` 0. The state has 14 bytes,
 -- '<I6I4I4': a time within the window, in µs modulo 2^48, the tokens granted in it, and those granted in the
--- window before. That of LOG is a log of lua/log.lua, and `grid` the window. It expires when it matters no more.
+-- window before. Requests with an infinite max_wait count even if they are refused, except by LOG; then the
+-- balance may be negative, and they are not told when to ask again. The state of LOG is a log of lua/log.lua, and `grid` the window. It expires when it matters no more.
 -- States of different forms have different keys, so that nodes with different algorithms for a bucket do not
 -- overwrite each other's.
 --
@@ -212,6 +214,7 @@ while at <= #groups do
   run_term, size, cost, max_wait, at = unpack_bytes(GROUP, groups, at)
   local cost_whole = cost - cost % 1
   local cost_part = math.ceil((cost - cost_whole) * FRACTIONS)
+  local counts_refused = cost >= 0 and max_wait == math.huge
   if run_term ~= term then
     term = run_term
     cap, max_debt, mark, idle, grid, life, flags, register, bound =
@@ -301,7 +304,8 @@ while at <= #groups do
           window_counts(value, now, length)
         local used = current
         if sliding then used = used + math.floor(previous * (start + length - moment) / length) end
-        balance = math.max(cap - used, 0)
+        balance = cap - used
+        if balance < 0 and not counts_refused then balance = 0 end
         since, part = balance, 0
       elseif value then
         local zero, rest = unpack_bytes(STATE, value)
@@ -400,11 +404,14 @@ while at <= #groups do
           step = log.last_at(state) + 1
         end
       elseif length then
-        current = math.max(current + granted * cost, 0)
-        if granted < asked then
+        local counted = counts_refused and asked or granted
+        current = math.min(math.max(current + counted * cost, 0), 4294967295)
+        if counts_refused then
+          retry = -1
+        elseif granted < asked then
           retry = room_after(now, moment, start, length, sliding, cap, cost, current, previous)
         end
-        if granted > 0 then
+        if counted > 0 and cost ~= 0 then
           state = pack(WINDOW, state_at % TIME_MODULUS, current, previous)
           keeps_expiry, step = is_of_this_window and not rewrite, start
         elseif value and rewrite then

@@ -5,12 +5,13 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "quotaservice.proto",
     "doorman.proto",
     "envoy/config/core/v3/base.proto",
     "envoy/extensions/common/ratelimit/v3/ratelimit.proto",
     "envoy/service/ratelimit/v3/rls.proto",
+    "envoy/type/v3/ratelimit_unit.proto",
     "tollgate/v1/holds.proto",
     "tollgate/v1/throttle.proto",
 ];
@@ -21,12 +22,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), &encoded)?;
 
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        // Those have a JSON form.
+        .compile_well_known_types(true)
+        .extern_path(".google.protobuf", "::pbjson_types")
+        .compile_fds(descriptors)?;
     pbjson_build::Builder::new().register_descriptors(&encoded)?.emit_fields().build(&[
         ".quotaservice",
         ".doorman",
         ".tollgate.v1",
     ])?;
+    // As in Envoy's rate limit service, defaults are left out.
+    pbjson_build::Builder::new().register_descriptors(&encoded)?.build(&[".envoy"])?;
 
     for file in FILES {
         println!("cargo:rerun-if-changed={file}");

@@ -32,6 +32,7 @@ pub mod envoy {
         pub mod core {
             pub mod v3 {
                 tonic::include_proto!("envoy.config.core.v3");
+                include!(concat!(env!("OUT_DIR"), "/envoy.config.core.v3.serde.rs"));
             }
         }
     }
@@ -40,14 +41,25 @@ pub mod envoy {
             pub mod ratelimit {
                 pub mod v3 {
                     tonic::include_proto!("envoy.extensions.common.ratelimit.v3");
+                    include!(concat!(
+                        env!("OUT_DIR"),
+                        "/envoy.extensions.common.ratelimit.v3.serde.rs"
+                    ));
                 }
             }
+        }
+    }
+    pub mod r#type {
+        pub mod v3 {
+            tonic::include_proto!("envoy.r#type.v3");
+            include!(concat!(env!("OUT_DIR"), "/envoy.r#type.v3.serde.rs"));
         }
     }
     pub mod service {
         pub mod ratelimit {
             pub mod v3 {
                 tonic::include_proto!("envoy.service.ratelimit.v3");
+                include!(concat!(env!("OUT_DIR"), "/envoy.service.ratelimit.v3.serde.rs"));
             }
         }
     }

@@ -50,20 +50,25 @@ pub fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The YAML files of a directory, by name: `*.yaml` and `*.yml`, without hidden ones. Errors name the directory.
+/// The YAML files of a directory, at least one, by name: `*.yaml` and `*.yml`, without hidden ones. Errors name
+/// the directory.
 pub fn yaml_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let listed = fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
-    let listed = listed.map_err(|error| {
+    let with_path = |error: io::Error| {
         io::Error::new(error.kind(), format!("can't read {}: {error}", dir.display()))
-    })?;
+    };
+    let listed = listed.map_err(with_path)?;
     let is_yaml = |path: &PathBuf| {
         let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
         let extension = path.extension().and_then(OsStr::to_str);
-        !is_hidden && matches!(extension, Some("yaml" | "yml")) && !path.is_dir()
+        !is_hidden && matches!(extension, Some("yaml" | "yml")) && path.is_file()
     };
     let mut paths: Vec<_> = listed.iter().map(DirEntry::path).filter(is_yaml).collect();
     paths.sort();
-    Ok(paths)
+    match paths.is_empty() {
+        true => Err(with_path(io::Error::other("it has no file *.yaml or *.yml"))),
+        false => Ok(paths),
+    }
 }
 
 /// Replaces a file by one with these texts in a row. After a crash there is either the old file or the

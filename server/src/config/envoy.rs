@@ -6,7 +6,7 @@ use super::fault::{YamlPath, quoted};
 use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
 use super::namespaces::{Indices, check_name, enforce, failure_policy};
 use super::read::{Fields, Keys, Reader};
-use super::rules::{Rule, RuleLimit, Rules};
+use super::rules::{DomainRules, Rule, RuleLimit, Rules};
 use super::tree::{Content, YamlNode};
 use crate::domain::bucket::BucketLimit;
 use crate::domain::descriptor::{Unit, push_entry};
@@ -22,11 +22,11 @@ const DOMAIN_KEYS: Keys = Keys {
 const DESCRIPTOR_KEYS: Keys = Keys {
     shape: "a mapping, such as { key: remote_address, rate_limit: {...} }",
     known: &["key", "value", "rate_limit", "descriptors", "shadow_mode"],
-    ignored: &[(
-        "detailed_metric",
-        "metrics are by rule, whatever the value; tollgate bucket show tells of one value",
-    )],
+    ignored: &[("detailed_metric", BY_RULE), ("value_to_metric", BY_RULE)],
 };
+
+const BY_RULE: &str =
+    "metrics are by rule, whatever the value; tollgate bucket show tells of one value";
 
 const RATE_LIMIT_KEYS: Keys = Keys {
     shape: "a mapping, such as { unit: minute, requests_per_unit: 100 }",
@@ -56,9 +56,11 @@ pub(super) fn domains(
         let here = path.key("domain");
         check_name(reader, (name, line), &here, check_namespace);
         let rules = rules(reader, &fields, path, ("", indices));
+        let placeholder = Window { length_us: Unit::Second.length_us(), kind: WindowKind::Fixed };
+        let overrides = Bucket::new(indices.next(), BucketLimit::of_window(1, placeholder));
         let domain = Namespace {
             buckets: HashMap::new(),
-            unconfigured: Unconfigured::Rules(rules),
+            unconfigured: Unconfigured::Rules(DomainRules { rules, overrides }),
             on_store_failure: failure_policy(reader, &fields, path).unwrap_or(inherited),
             enforce: enforce(reader, &fields, path),
         };
@@ -106,6 +108,22 @@ fn optional_text<'n>(
     reader.text(entry.value, &path.key(key), "text").filter(|text| !text.is_empty())
 }
 
+/// Whether a key is true, in any of the words that Envoy's service takes for it.
+fn flag(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>, key: &str) -> bool {
+    let Some(entry) = fields.get(key) else { return false };
+    let is_one_of = |words: &[&str]| match &entry.value.content {
+        Content::Scalar { text, plain: true } => {
+            words.iter().any(|word| word.eq_ignore_ascii_case(text))
+        }
+        _ => false,
+    };
+    match (is_one_of(&["yes", "on", "y", "true"]), is_one_of(&["no", "off", "n", "false"])) {
+        (true, _) => true,
+        (_, true) => false,
+        _ => reader.flag(fields, path, key, false),
+    }
+}
+
 /// Reads the rules under `descriptors`. `parent`: the path of the rule that they are below.
 fn rules(
     reader: &mut Reader,
@@ -124,7 +142,7 @@ fn rules(
         let value = optional_text(reader, &fields, &path, "value");
         let mut name = parent.to_owned();
         push_entry(&mut name, key, value);
-        let shadow_mode = reader.flag(&fields, &path, "shadow_mode", false);
+        let shadow_mode = flag(reader, &fields, &path, "shadow_mode");
         let rule = Rule {
             key: key.into(),
             value: value.map(Into::into),
@@ -149,11 +167,19 @@ fn rate_limit(
     let entry = fields.get("rate_limit").filter(|entry| !entry.value.is_null())?;
     let path = path.key(entry.key);
     let fields = reader.fields(entry.value, &path, &RATE_LIMIT_KEYS);
-    let limit = match reader.flag(&fields, &path, "unlimited", false) {
+    let limit = match flag(reader, &fields, &path, "unlimited") {
         true => {
-            for entry in ["unit", "requests_per_unit"].iter().filter_map(|key| fields.get(key)) {
+            if let Some(entry) = fields.get("unit") {
                 let message = "is for a limit, and this is unlimited: remove one of the two";
                 reader.fault(entry.line, &path.key(entry.key), message);
+            }
+            if let Some(entry) = fields.get("requests_per_unit") {
+                reader.notice(
+                    entry.line,
+                    &path.key(entry.key),
+                    "is ignored: this is unlimited",
+                    false,
+                );
             }
             None
         }

@@ -83,8 +83,8 @@ pub fn parse(text: &str) -> Result<Parsed, Faults> {
     Ok(Parsed { limits, text: text.into(), notices })
 }
 
-/// Adds the domains in a file of Envoy's rate limit service to the limits. Then the text of the document is
-/// one that has them.
+/// Adds the domains in a file of Envoy's rate limit service to the limits. The text of the document does not
+/// have them until it is [written anew](Parsed::write_anew).
 pub fn add_envoy_file(parsed: &mut Parsed, file: &str, text: &str) -> Result<(), Faults> {
     let (root, faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
     let mut reader = read::Reader::default();
@@ -97,9 +97,15 @@ pub fn add_envoy_file(parsed: &mut Parsed, file: &str, text: &str) -> Result<(),
             .into_iter()
             .map(|notice| Notice { path: format!("{} ({file})", notice.path), ..notice }),
     );
-    parsed.text = to_yaml(&parsed.limits).into();
-    parsed.limits.version = checksum(&parsed.text);
     Ok(())
+}
+
+impl Parsed {
+    /// Writes the limits as the text of the document.
+    pub fn write_anew(&mut self) {
+        self.text = to_yaml(&self.limits).into();
+        self.limits.version = checksum(&self.text);
+    }
 }
 
 #[cfg(test)]

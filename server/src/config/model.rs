@@ -7,10 +7,12 @@ use hashbrown::HashMap;
 pub use super::bucket::Bucket;
 use super::glob::Glob;
 use super::groups::DomainGroup;
-use super::rules::{RuleLimit, Rules};
+use super::rules::{DomainRules, RuleLimit};
 use crate::domain::bucket::BucketKind;
 use crate::domain::descriptor::{self, Entry};
-use crate::domain::names::{DEFAULT_BUCKET, DYNAMIC_TEMPLATE, GLOBAL_DEFAULT_BUCKET};
+use crate::domain::names::{
+    DEFAULT_BUCKET, DYNAMIC_TEMPLATE, GLOBAL_DEFAULT_BUCKET, LIMIT_OVERRIDE,
+};
 use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::throttle::{HitLimits, Tier};
 
@@ -67,7 +69,7 @@ pub enum Unconfigured {
         max_buckets: Option<u64>,
     },
     /// A bucket for each descriptor that a rule limits: the namespace is an Envoy domain.
-    Rules(Rules),
+    Rules(DomainRules),
 }
 
 /// How requests are decided while the shared store is unreachable.
@@ -347,8 +349,8 @@ impl Limits {
         entries: impl IntoIterator<Item = Entry<'e>>,
     ) -> Option<(&'a RuleLimit, Option<ResolvedBucket<'a>>)> {
         let owner = self.namespaces.get(domain)?;
-        let Unconfigured::Rules(rules) = &owner.unconfigured else { return None };
-        let (rule, is_exact) = rules.find(entries)?;
+        let Unconfigured::Rules(domain) = &owner.unconfigured else { return None };
+        let (rule, is_exact) = domain.rules.find(entries)?;
         let limit = rule.limit.as_ref()?;
         let kind = match is_exact {
             true => BucketKind::Configured,
@@ -359,6 +361,15 @@ impl Limits {
             ..self.resolved(Some(owner), bucket, &rule.path, kind)
         };
         Some((limit, limit.bucket.as_ref().map(resolved)))
+    }
+
+    /// What serves descriptors of an Envoy domain whose limits are in the request. `None` if it is no Envoy domain.
+    pub fn find_overrides(&self, domain: &str) -> Option<ResolvedBucket<'_>> {
+        let owner = self.namespaces.get(domain)?;
+        let Unconfigured::Rules(rules) = &owner.unconfigured else { return None };
+        let kind = BucketKind::Dynamic { max_buckets: None };
+        let resolved = self.resolved(Some(owner), &rules.overrides, LIMIT_OVERRIDE, kind);
+        Some(ResolvedBucket { is_rule: true, ..resolved })
     }
 
     /// `owner`: the namespace of the name. Its own policy and shadow apply even to the global default bucket.

@@ -41,7 +41,7 @@ pub(super) fn to_mapping(limits: &Limits) -> Mapping {
     let mut domains = Vec::new();
     for (name, owner) in in_file_order(&limits.namespaces, first_index) {
         match &owner.unconfigured {
-            Unconfigured::Rules(rules) => domains.push(domain(name, owner, rules)),
+            Unconfigured::Rules(rules) => domains.push(domain(name, owner, &rules.rules)),
             _ => put(&mut namespaces, name, namespace(owner)),
         }
     }

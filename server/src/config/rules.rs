@@ -6,6 +6,24 @@ use hashbrown::HashMap;
 
 use super::bucket::Bucket;
 use crate::domain::descriptor::Entry;
+use crate::domain::names::LIMIT_OVERRIDE;
+
+/// How an Envoy domain limits descriptors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DomainRules {
+    /// The rules for the first entry.
+    pub rules: Rules,
+    /// The definition of what is limited by a request itself; the limit is a placeholder.
+    pub overrides: Bucket,
+}
+
+impl DomainRules {
+    /// All buckets, with the names of their definitions.
+    pub fn buckets(&self) -> impl Iterator<Item = (&str, &Bucket)> {
+        let rules = self.rules.buckets().map(|(rule, bucket)| (&*rule.path, bucket));
+        rules.chain([(LIMIT_OVERRIDE, &self.overrides)])
+    }
+}
 
 /// The rules of one level: those of a domain, or those below a rule.
 #[derive(Clone, Debug, Default, PartialEq)]

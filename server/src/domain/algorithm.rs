@@ -126,7 +126,7 @@ impl State {
 /// Decides one request at `now`. A `state` of `None` is a full bucket.
 pub fn decide(state: Option<&State>, terms: &Terms, charge: &Charge, now: Micros) -> Decision {
     if let Some(window) = &terms.window {
-        return decide_window(state, window, (terms.cap_us, charge.cost_us), now);
+        return decide_window(state, window, (terms.cap_us, charge), now);
     }
     let decision = bucket::decide(state.and_then(State::tokens), terms, charge, now);
     let change = match decision.change {
@@ -140,30 +140,36 @@ pub fn decide(state: Option<&State>, terms: &Terms, charge: &Charge, now: Micros
 fn decide_window(
     state: Option<&State>,
     window: &Window,
-    (limit, cost): (f64, f64),
+    (limit, charge): (f64, &Charge),
     now: Micros,
 ) -> Decision {
-    let (left, granted, retry_after_us) = match window.kind {
+    let asked = (limit, charge.cost_us);
+    let (left, granted, change, retry_after_us) = match window.kind {
         WindowKind::Fixed | WindowKind::Sliding => {
-            let decision = window.decide(state.and_then(State::window), (limit, cost), now);
-            let granted = decision.granted.map(|state| Change::Put(State::Window(state)));
-            (decision.left, granted, decision.retry_after_us)
+            let state = state.and_then(State::window);
+            let decision = match charge.counts_refused() {
+                true => window.count(state, asked, now),
+                false => window.decide(state, asked, now),
+            };
+            let change = decision.state.map(|state| Change::Put(State::Window(state)));
+            (decision.left, decision.granted, change, decision.retry_after_us)
         }
         WindowKind::Log => {
             let log = state.and_then(State::log);
-            let decision = Log::decide(log, window.length_us, (limit, cost), now);
-            let granted = decision.granted.map(|log| match log.is_empty() {
+            let decision = Log::decide(log, window.length_us, asked, now);
+            let granted = decision.granted.is_some();
+            let change = decision.granted.map(|log| match log.is_empty() {
                 true => Change::Remove,
                 false => Change::Put(State::Log(Box::new(log))),
             });
-            (decision.left, granted, decision.retry_after_us)
+            (decision.left, granted, change, decision.retry_after_us)
         }
     };
     Decision {
-        granted: granted.is_some(),
+        granted,
         balance: left,
-        retry: granted.is_none().then(|| Retry::new(retry_after_us)),
-        change: granted.unwrap_or(Change::Keep),
+        retry: (!granted).then(|| Retry::new(retry_after_us)),
+        change: change.unwrap_or(Change::Keep),
     }
 }
 
@@ -171,8 +177,8 @@ fn decide_window(
 pub fn balance(state: Option<&State>, terms: &Terms, now: Micros) -> f64 {
     match &terms.window {
         Some(window) => {
-            let nothing = (terms.cap_us, 0.0);
-            decide_window(state, window, nothing, now).balance
+            let nothing = Charge::take(0.0, 0);
+            decide_window(state, window, (terms.cap_us, &nothing), now).balance
         }
         None => bucket::balance_us(state.and_then(State::tokens), terms, now),
     }
@@ -182,8 +188,8 @@ pub fn balance(state: Option<&State>, terms: &Terms, now: Micros) -> f64 {
 pub fn full_in_ms(state: Option<&State>, terms: &Terms, now: Micros) -> i64 {
     match &terms.window {
         Some(window) => {
-            let all = (terms.cap_us, terms.cap_us);
-            let decision = decide_window(state, window, all, now);
+            let all = Charge::take(terms.cap_us, 0);
+            let decision = decide_window(state, window, (terms.cap_us, &all), now);
             decision.retry.map_or(0, Retry::after_ms)
         }
         None => bucket::full_in_ms(balance(state, terms, now), terms),

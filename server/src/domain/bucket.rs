@@ -445,6 +445,16 @@ impl Charge {
         Self { cost_us, max_wait_us: -cost_us }
     }
 
+    /// Takes tokens that count even if they are refused. Only for fixed and sliding windows.
+    pub fn count(cost_us: f64) -> Self {
+        Self { cost_us, max_wait_us: f64::INFINITY }
+    }
+
+    /// Whether the tokens count even if they are refused.
+    pub fn counts_refused(&self) -> bool {
+        self.cost_us >= 0.0 && self.max_wait_us == f64::INFINITY
+    }
+
     /// Returns tokens that cost `cost_us`. Tokens beyond the bucket's size are lost. Refused only
     /// if the debt would still exceed the limit.
     pub fn give_back(cost_us: f64) -> Self {

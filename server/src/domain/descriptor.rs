@@ -68,12 +68,29 @@ impl Unit {
 
 /// The name of the bucket of a descriptor: `key=value` of each entry, separated by commas. Characters that have
 /// a meaning here, or that a name can't have, are percent-encoded. A name that is too long is cut off, and
-/// ends in `~` and a hash.
+/// ends in `%~` and a hash; no other name has `%~`.
 pub fn bucket_name<'a>(entries: impl IntoIterator<Item = Entry<'a>>) -> String {
+    shortened_if_long(joined(entries))
+}
+
+/// The name of the bucket of a descriptor whose limit is in the request: one for each unit of time. No
+/// descriptor has it otherwise.
+pub fn override_name<'a>(entries: impl IntoIterator<Item = Entry<'a>>, unit: Unit) -> String {
+    let mut name = joined(entries);
+    name.push_str(",@");
+    name.push_str(unit.word());
+    shortened_if_long(name)
+}
+
+fn joined<'a>(entries: impl IntoIterator<Item = Entry<'a>>) -> String {
     let mut name = String::new();
     for (key, value) in entries {
         push_entry(&mut name, key, Some(value));
     }
+    name
+}
+
+fn shortened_if_long(name: String) -> String {
     if name.len() > MAX_NAME_BYTES { shortened(&name) } else { name }
 }
 
@@ -103,20 +120,18 @@ fn push_encoded(name: &mut String, text: &str, is_special: impl Fn(char) -> bool
 }
 
 fn shortened(name: &str) -> String {
-    let mut end = MAX_NAME_BYTES - 1 - 2 * HASH_BYTES;
+    let mut end = MAX_NAME_BYTES - 2 - 2 * HASH_BYTES;
     while !name.is_char_boundary(end) {
         end -= 1;
     }
-    // Not within an encoded character.
-    let end = name[..end].rfind('%').filter(|at| at + 3 > end).unwrap_or(end);
-    let mut short = format!("{}~", &name[..end]);
+    let mut short = format!("{}%~", &name[..end]);
     for byte in &digest(&SHA256, name.as_bytes()).as_ref()[..HASH_BYTES] {
         let _ = write!(short, "{byte:02x}");
     }
     short
 }
 
-/// The entries of the descriptor whose bucket has this name; `None` if there is none.
+/// The entries of the descriptor whose bucket has this name; `None` if there is none, or the name is cut off.
 pub fn entries_of(name: &str) -> Option<Vec<(Cow<'_, str>, Cow<'_, str>)>> {
     let mut entries = Vec::new();
     for entry in name.split(',') {
@@ -153,7 +168,10 @@ mod tests {
             let back: Vec<_> = back.iter().map(|(key, value)| (&**key, &**value)).collect();
             assert_eq!(back, entries);
         }
-        for none in ["", "a", "a=b,c", "a=b,", "a=%41", "a=%zz", "a=%c3%a9", "a=%FF", "a=b c"] {
+        assert_eq!(override_name([("a", "b")], Unit::Hour), "a=b,@hour");
+        for none in
+            ["", "a=b,@hour", "a", "a=b,c", "a=b,", "a=%41", "a=%zz", "a=%c3%a9", "a=%FF", "a=b c"]
+        {
             assert_eq!(entries_of(none), None, "{none}");
         }
     }
@@ -171,9 +189,10 @@ mod tests {
                 }
             }
         }
-        // So that it can be looked at.
+        // Nobody can have its bucket by another descriptor.
         let short = bucket_name([("k", "y".repeat(300).as_str())]);
-        assert!(entries_of(&short).is_some(), "{short}");
+        assert!(short.len() == MAX_NAME_BYTES && entries_of(&short).is_none(), "{short}");
+        assert_ne!(bucket_name([("k", &short[2..])]), short);
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub const DEFAULT_BUCKET: &str = "default bucket";
 /// The name of the definition of a namespace's dynamic buckets.
 pub const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
+/// The name of the definition of the buckets of an Envoy domain whose limits are in the requests.
+pub const LIMIT_OVERRIDE: &str = "limit override";
+
 /// The name of the default bucket of all namespaces.
 pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
 

@@ -56,10 +56,12 @@ pub struct WindowState {
 /// The answer of a window to one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WindowDecision {
-    /// The tokens that are left of the limit before the request.
+    /// The tokens that are left of the limit before the request. Negative: so many have been counted beyond it.
     pub left: f64,
-    /// The state to store if the tokens are granted; `None` if they are refused.
-    pub granted: Option<WindowState>,
+    /// Whether the tokens are granted.
+    pub granted: bool,
+    /// The state to store; `None`: it stays as it is.
+    pub state: Option<WindowState>,
     /// After a refusal: how long until the tokens would be granted if nobody else asked, in µs. `None`: never.
     pub retry_after_us: Option<i64>,
 }
@@ -109,6 +111,19 @@ impl WindowState {
     }
 }
 
+impl Counts {
+    /// After so many more tokens.
+    fn with(self, cost: f64) -> Self {
+        let current = (self.current + cost).clamp(0.0, MAX_LIMIT as f64);
+        Self { current, ..self }
+    }
+
+    fn state(&self) -> WindowState {
+        let (current, previous) = (self.current as u32, self.previous as u32);
+        WindowState { at: Micros(self.at), current, previous }
+    }
+}
+
 impl Window {
     /// How long counts matter from the start of their window, in µs.
     pub fn life_us(&self) -> i64 {
@@ -119,7 +134,8 @@ impl Window {
         self.kind == WindowKind::Sliding
     }
 
-    /// Decides by the counts of a fixed or sliding window a request for `cost` tokens of at most `limit`. A negative cost puts tokens back.
+    /// Decides by the counts of a fixed or sliding window a request for `cost` tokens of at most `limit`. A
+    /// negative cost puts tokens back.
     pub fn decide(
         &self,
         state: Option<&WindowState>,
@@ -130,14 +146,24 @@ impl Window {
         let left = (limit - counts.current - self.carried(&counts, counts.moment)).max(0.0);
         if left < cost {
             let retry_after_us = self.room_at(counts, limit, cost).map(|at| at - now.0);
-            return WindowDecision { left, granted: None, retry_after_us };
+            return WindowDecision { left, granted: false, state: None, retry_after_us };
         }
-        let granted = WindowState {
-            at: Micros(counts.at),
-            current: (counts.current + cost).max(0.0) as u32,
-            previous: counts.previous as u32,
-        };
-        WindowDecision { left, granted: Some(granted), retry_after_us: None }
+        let state = Some(counts.with(cost).state());
+        WindowDecision { left, granted: true, state, retry_after_us: None }
+    }
+
+    /// [`decide`](Self::decide) for tokens that count even if they are refused. Does not say when to ask again.
+    pub fn count(
+        &self,
+        state: Option<&WindowState>,
+        (limit, cost): (f64, f64),
+        now: Micros,
+    ) -> WindowDecision {
+        let counts = self.counts(state, now);
+        let left = limit - counts.current - self.carried(&counts, counts.moment);
+        let granted = left >= cost;
+        let state = (cost != 0.0).then(|| counts.with(cost).state());
+        WindowDecision { left, granted, state, retry_after_us: None }
     }
 
     fn start(&self, at: i64) -> i64 {

@@ -17,12 +17,33 @@ fn ask(
     at: i64,
 ) -> Result<f64, Option<i64>> {
     let decision = window.decide(state.as_ref(), (limit.into(), cost as f64), Micros(at));
-    match decision.granted {
-        Some(granted) => {
-            *state = Some(granted);
-            Ok(decision.left)
-        }
-        None => Err(decision.retry_after_us),
+    if !decision.granted {
+        assert_eq!(decision.state, None, "a refusal changes nothing");
+        return Err(decision.retry_after_us);
+    }
+    *state = decision.state;
+    Ok(decision.left)
+}
+
+#[test]
+fn what_is_refused_counts_too() {
+    for kind in [WindowKind::Fixed, WindowKind::Sliding] {
+        let (window, mut state) = (window(kind), None);
+        let mut count = |cost: f64, at: i64| {
+            let decision = window.count(state.as_ref(), (5.0, cost), Micros(11 * MINUTE + at));
+            assert_eq!(decision.state.is_some(), cost > 0.0);
+            state = decision.state.or(state);
+            (decision.granted, decision.left)
+        };
+        assert_eq!(count(0.0, 0), (true, 5.0));
+        assert_eq!(count(4.0, S), (true, 5.0));
+        assert_eq!(count(2.0, 2 * S), (false, 1.0));
+        assert_eq!(count(0.0, 3 * S), (false, -1.0));
+        assert_eq!(count(1.0, 4 * S), (false, -1.0));
+        assert_eq!(count(1e18, 4 * S), (false, -2.0));
+        assert_eq!(count(1.0, 5 * S), (false, 5.0 - MAX_LIMIT as f64));
+        let next = count(1.0, MINUTE);
+        assert_eq!(next.0, kind == WindowKind::Fixed, "{next:?}");
     }
 }
 

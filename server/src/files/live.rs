@@ -65,8 +65,10 @@ pub struct Live<S: Source> {
 impl<S: Source> Live<S> {
     /// Loads the files for the first time. Blocks.
     pub fn new(source: S, metrics: LoadMetrics) -> Result<Self, S::Error> {
+        // Before they are read: a change meanwhile is another change.
+        let watched = Watched::new(source.paths());
         let content = source.read()?;
-        let live = Self::starting_with(source, content, metrics);
+        let live = Self::with(source, content, (watched, metrics));
         live.metrics.loaded();
         live.source.report(&live.current());
         Ok(live)
@@ -75,12 +77,16 @@ impl<S: Source> Live<S> {
     /// Starts with a value that counts as no load: for a source without files, whose first version is
     /// not known yet.
     pub fn starting_with(source: S, content: S::Content, metrics: LoadMetrics) -> Self {
-        let watched = Mutex::new(Watched::new(source.paths()));
+        let watched = Watched::new(source.paths());
+        Self::with(source, content, (watched, metrics))
+    }
+
+    fn with(source: S, content: S::Content, (watched, metrics): (Watched, LoadMetrics)) -> Self {
         let value = source.prepare(content, None);
         Self {
             current: ArcSwap::from_pointee(value),
             source,
-            watched,
+            watched: Mutex::new(watched),
             metrics,
             failures: LogThrottle::default(),
             last_failure: LastReloadFailure::default(),
@@ -214,7 +220,12 @@ mod tests {
 
     impl Number {
         fn live(path: &Path, metrics: &Metrics) -> Live<Self> {
-            let (rewritten, broken) = (AtomicBool::new(false), AtomicBool::new(false));
+            Self::live_rewritten(path, metrics, false)
+        }
+
+        /// `rewritten`: during the first read.
+        fn live_rewritten(path: &Path, metrics: &Metrics, rewritten: bool) -> Live<Self> {
+            let (rewritten, broken) = (AtomicBool::new(rewritten), AtomicBool::new(false));
             let (live, in_use_at_report) = (OnceLock::new(), Mutex::default());
             let path = path.to_owned();
             let number = Self { path, rewritten, broken, live, in_use_at_report };
@@ -286,6 +297,18 @@ mod tests {
         assert_eq!(**live.current(), 1, "changed since the last poll");
         live.poll();
         assert_eq!(**live.current(), 120);
+    }
+
+    #[test]
+    fn file_that_changes_during_the_first_read_is_loaded_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("number");
+        fs::write(&path, "1").unwrap();
+        let live = Number::live_rewritten(&path, &Metrics::new(), true);
+        assert_eq!(**live.current(), 1);
+        live.poll();
+        live.poll();
+        assert_eq!(**live.current(), 10);
     }
 
     #[test]

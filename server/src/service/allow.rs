@@ -18,7 +18,7 @@ mod rate_limit;
 
 pub use explain::{Effect, Explanation, Step};
 pub use look::{Balance, BucketView, FillError, Filled, ServedBy};
-pub use rate_limit::{CurrentLimit, DescriptorAnswer, RateLimitQuery};
+pub use rate_limit::{CurrentLimit, Descriptor, DescriptorAnswer, Hits, RateLimitQuery};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

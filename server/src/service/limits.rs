@@ -61,12 +61,13 @@ impl LimitsFiles {
             Some(file) => read(file)?,
             None => config::Parsed::default(),
         };
-        let dir = self.envoy.as_deref();
-        for path in dir.map(files::yaml_files).transpose()?.unwrap_or_default() {
+        let Some(dir) = &self.envoy else { return Ok(parsed) };
+        for path in files::yaml_files(dir)? {
             let name = path.display().to_string();
             config::add_envoy_file(&mut parsed, &name, &files::read_text(&path)?)
                 .map_err(|faults| faulty(&path, faults))?;
         }
+        parsed.write_anew();
         Ok(parsed)
     }
 

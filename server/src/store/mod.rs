@@ -51,7 +51,7 @@ pub struct BucketRequest<'a> {
     pub terms: &'a Terms,
     /// How long after its last use a dynamic bucket is removed, in milliseconds; `None`: never.
     pub max_idle_ms: Option<u64>,
-    /// Whole tokens, at least one.
+    /// Whole tokens, at least one; 0 only to count.
     pub tokens: u64,
     /// What to do with the tokens.
     pub action: TokenAction,
@@ -82,6 +82,9 @@ pub enum TokenAction {
     },
     /// Take the tokens only if all of them are available: no wait and no debt.
     TakeAvailable,
+    /// Take the tokens, and count them even if they are refused, so that what is left may become negative. For
+    /// fixed and sliding windows only.
+    Count,
     /// Put the tokens back. Tokens beyond the bucket's size are lost.
     GiveBack,
 }
@@ -93,6 +96,7 @@ impl BucketRequest<'_> {
         match self.action {
             TokenAction::Take { max_wait_ms } => Charge::take(cost_us, max_wait_ms),
             TokenAction::TakeAvailable => Charge::take_available(cost_us),
+            TokenAction::Count => Charge::count(cost_us),
             TokenAction::GiveBack => Charge::give_back(cost_us),
         }
     }

@@ -47,6 +47,7 @@ mod host;
 mod kill_switch;
 mod limits;
 mod path_names;
+mod rate_limit;
 mod throttle;
 
 pub use admission::Admission;
@@ -72,8 +73,9 @@ const LIMITS_PATH: &str = "/v1/limits";
 const HELD_PREFIX: &str = "/v1/held/";
 
 /// The paths of requests with a body: for tokens, hits or holds, or about them.
-const ASK_PATHS: [&str; 8] = [
+const ASK_PATHS: [&str; 9] = [
     ALLOW_PATH,
+    rate_limit::PATH,
     EXPLAIN_PATH,
     throttle::REQUEST_PATH,
     holds::RESERVE_PATH,
@@ -152,6 +154,7 @@ pub fn router<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administrati
     let state = ApiState { use_cases, documents, kill_switch, pages, latency, ready };
     Router::new()
         .route(ALLOW_PATH, post(allow::<B, L>))
+        .route(rate_limit::PATH, post(rate_limit::should_rate_limit::<B, L>))
         .route(throttle::REQUEST_PATH, post(throttle::request::<B, L>))
         .merge(holds::routes())
         .route(EXPLAIN_PATH, post(explain::explain::<B, L>))

@@ -5,7 +5,7 @@ use testkit::Service;
 use tollgate_server::domain::descriptor::{Entry, Unit};
 use tollgate_server::service::Error;
 use tollgate_server::service::allow::{
-    CurrentLimit, DescriptorAnswer, Query, RateLimitQuery, Status,
+    CurrentLimit, Descriptor, DescriptorAnswer, Hits, Query, RateLimitQuery, Status,
 };
 use tollgate_server::store::look::Looks;
 
@@ -16,12 +16,15 @@ type Asked<'a> = &'a [&'a [Entry<'a>]];
 
 async fn ask_for<S: Looks>(
     s: &Service<S>,
-    hits: u32,
+    hits: Hits,
     domain: &str,
     descriptors: Asked<'_>,
 ) -> Vec<DescriptorAnswer> {
-    let descriptors: Vec<_> = descriptors.iter().map(|entries| entries.to_vec()).collect();
-    let query = RateLimitQuery { domain, descriptors: &descriptors, hits };
+    let descriptors: Vec<_> = descriptors
+        .iter()
+        .map(|entries| Descriptor { entries: entries.to_vec(), hits, limit: None })
+        .collect();
+    let query = RateLimitQuery { domain, descriptors: &descriptors };
     s.allow.rate_limit(&query, None).await.unwrap()
 }
 
@@ -30,7 +33,7 @@ async fn ask<S: Looks>(
     domain: &str,
     descriptors: Asked<'_>,
 ) -> Vec<DescriptorAnswer> {
-    ask_for(s, 0, domain, descriptors).await
+    ask_for(s, Hits::Count(1), domain, descriptors).await
 }
 
 /// The answer for one descriptor: whether it is over its limit, the limit, and the hits left.
@@ -63,9 +66,8 @@ async fn windows_are_aligned<S: Looks>(s: &Service<S>) {
         reset_s,
     };
     assert_eq!(ask(s, "d", &[&[("k", "v")]]).await, [limit(2, false, 2)]);
-    assert_eq!(ask_for(s, 3, "d", &[&[("k", "v")]]).await, [limit(2, true, 2)]);
-    assert_eq!(ask_for(s, 4, "d", &[&[("k", "v")]]).await, [limit(2, true, 2)]);
-    assert_eq!(ask_for(s, 2, "d", &[&[("k", "v")]]).await, [limit(0, false, 2)]);
+    assert_eq!(ask(s, "d", &[&[("k", "v")]]).await, [limit(1, false, 2)]);
+    assert_eq!(ask(s, "d", &[&[("k", "v")]]).await, [limit(0, false, 2)]);
     assert_eq!(ask(s, "d", &[&[("k", "v")]]).await, [limit(0, true, 2)]);
     assert_eq!(ask(s, "d", &[&[("k", "w")]]).await, [limit(2, false, 2)]);
     s.clock.advance(2 * SECOND - 1);
@@ -282,26 +284,124 @@ async fn a_change_of_the_limit_keeps_the_count<S: Looks>(s: &Service<S>) {
     };
     set(5);
     to_start_of_day(s);
-    ask_for(s, 4, "d", &[&[("k", "v")]]).await;
+    ask_for(s, Hits::Count(4), "d", &[&[("k", "v")]]).await;
     set(3);
     assert_eq!(one(s, "d", &[("k", "v")]).await, (true, Some((3, Unit::Hour)), 0));
     set(6);
-    assert_eq!(one(s, "d", &[("k", "v")]).await, (false, Some((6, Unit::Hour)), 1));
+    // What was over the limit counts, too.
+    assert_eq!(one(s, "d", &[("k", "v")]).await, (false, Some((6, Unit::Hour)), 0));
+}
+
+/// Hits that are over the limit count, as in Envoy's service: so a budget of what is only known afterwards, such
+/// as tokens of a model, is used up in the end.
+async fn hits_count_are_looked_at_and_given_back<S: Looks>(s: &Service<S>) {
+    s.set_limits(
+        "envoy: { domain: d, descriptors: [{ key: k, rate_limit: { unit: hour, requests_per_unit: 10 } }] }",
+    );
+    to_start_of_day(s);
+    let hits = async |hits| {
+        let answer = &ask_for(s, hits, "d", &[&[("k", "v")]]).await[0];
+        (answer.is_over, answer.remaining)
+    };
+    for (asked, expected) in [
+        (Hits::Count(0), (false, 10)),
+        (Hits::Count(7), (false, 3)),
+        (Hits::Count(0), (false, 3)),
+        (Hits::Count(3), (false, 0)),
+        (Hits::Count(0), (false, 0)),
+        (Hits::GiveBack(2), (false, 2)),
+        (Hits::Count(7), (true, 0)),
+        (Hits::Count(0), (true, 0)),
+        (Hits::Count(1), (true, 0)),
+        // Now 16 count.
+        (Hits::GiveBack(5), (true, 0)),
+        (Hits::Count(0), (true, 0)),
+        (Hits::GiveBack(1), (false, 0)),
+        (Hits::Count(0), (false, 0)),
+        (Hits::GiveBack(0), (false, 0)),
+        (Hits::GiveBack(100), (false, 10)),
+        (Hits::Count(u64::MAX), (true, 0)),
+        (Hits::Count(u64::MAX), (true, 0)),
+        (Hits::GiveBack(u64::MAX), (false, 10)),
+        (Hits::Count(10), (false, 0)),
+    ] {
+        assert_eq!(hits(asked).await, expected, "{asked:?}");
+    }
+    s.clock.advance(3600 * SECOND);
+    assert_eq!(hits(Hits::Count(0)).await, (false, 10));
+    // Twice the same in one request counts twice.
+    let twice = ask_for(s, Hits::Count(4), "d", &[&[("k", "w")], &[("k", "w")], &[("k", "w")]]);
+    let found: Vec<_> =
+        twice.await.iter().map(|answer| (answer.is_over, answer.remaining)).collect();
+    assert_eq!(found, [(false, 6), (false, 2), (true, 0)]);
+}
+
+async fn limits_in_the_request<S: Looks>(s: &Service<S>) {
+    s.set_limits(
+        "envoy: { domain: d, descriptors: [{ key: k, rate_limit: { unit: hour, requests_per_unit: 5 } }] }",
+    );
+    to_start_of_day(s);
+    let ask = async |domain, key, limit| {
+        let (entries, hits) = (vec![(key, "v")], Hits::Count(1));
+        let descriptors = [Descriptor { entries, hits, limit }];
+        let query = RateLimitQuery { domain, descriptors: &descriptors };
+        let answer = s.allow.rate_limit(&query, None).await.unwrap().remove(0);
+        let limit = answer.limit.map(|limit| (limit.requests_per_unit, limit.unit.unwrap()));
+        (answer.is_over, limit, answer.remaining)
+    };
+    let own = |limit, unit| Some((limit, unit));
+    let (hour, minute) = (Unit::Hour, Unit::Minute);
+    assert_eq!(ask("d", "k", None).await, (false, own(5, hour), 4));
+    // Each unit counts by itself, whether or not there is a rule.
+    for key in ["k", "other"] {
+        assert_eq!(ask("d", key, own(2, minute)).await, (false, own(2, minute), 1));
+        assert_eq!(ask("d", key, own(2, hour)).await, (false, own(2, hour), 1));
+        assert_eq!(ask("d", key, own(2, minute)).await, (false, own(2, minute), 0));
+        assert_eq!(ask("d", key, own(2, minute)).await, (true, own(2, minute), 0));
+        assert_eq!(ask("d", key, own(4, minute)).await, (false, own(4, minute), 0));
+        assert_eq!(ask("d", key, own(0, minute)).await, (true, own(0, minute), 0));
+    }
+    assert_eq!(ask("d", "k", None).await, (false, own(5, hour), 3));
+    assert_eq!(ask("elsewhere", "k", own(1, minute)).await, NO_LIMIT);
+}
+
+/// Limits that are equal but for the unit and their requests are decided in one call to the store.
+async fn limits_of_a_request_beside_others<S: Looks>(s: &Service<S>) {
+    s.set_limits("{ enforce: false, envoy: { domain: d, descriptors: [{ key: k, rate_limit: { unit: hour, requests_per_unit: 1 } }] } }");
+    to_start_of_day(s);
+    let descriptor =
+        |key, limit| Descriptor { entries: vec![(key, "v")], hits: Hits::Count(1), limit };
+    let descriptors = [
+        descriptor("k", None),
+        descriptor("k", Some((3, Unit::Second))),
+        descriptor("x", None),
+        descriptor("k", None),
+        descriptor("x", Some((0, Unit::Day))),
+    ];
+    let query = RateLimitQuery { domain: "d", descriptors: &descriptors };
+    let answers = s.allow.rate_limit(&query, None).await.unwrap();
+    let found: Vec<_> = answers
+        .iter()
+        .map(|answer| (answer.is_over, answer.limit.is_some(), answer.remaining))
+        .collect();
+    let shadow = (false, true, 0);
+    assert_eq!(found, [shadow, (false, true, 2), (false, false, 0), shadow, shadow]);
 }
 
 async fn what_is_no_request<S: Looks>(s: &Service<S>) {
     s.set_limits("envoy: []");
-    let entries = vec![vec![("k", "v")]; 127];
+    let descriptor = Descriptor { entries: vec![("k", "v")], hits: Hits::Count(1), limit: None };
+    let descriptors = vec![descriptor; 127];
     for (domain, count, expected) in [
         ("", 1, "domain is empty"),
         ("d", 0, "there are no descriptors"),
         ("d", 127, "there are 127 descriptors, at most 126 are allowed"),
     ] {
-        let query = RateLimitQuery { domain, descriptors: &entries[..count], hits: 1 };
+        let query = RateLimitQuery { domain, descriptors: &descriptors[..count] };
         let refused = s.allow.rate_limit(&query, None).await;
         assert_eq!(refused, Err(Error::Invalid(expected.to_owned())));
     }
-    let query = RateLimitQuery { domain: "d", descriptors: &entries[..126], hits: 1 };
+    let query = RateLimitQuery { domain: "d", descriptors: &descriptors[..126] };
     assert_eq!(s.allow.rate_limit(&query, None).await.unwrap().len(), 126);
 }
 
@@ -312,5 +412,8 @@ testkit::scenarios! {
     unlimited_shadow_replaces_and_wildcards,
     descriptors_are_buckets,
     a_change_of_the_limit_keeps_the_count,
+    hits_count_are_looked_at_and_given_back,
+    limits_in_the_request,
+    limits_of_a_request_beside_others,
     what_is_no_request,
 }

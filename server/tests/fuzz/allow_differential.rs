@@ -49,7 +49,7 @@ struct TokenRequest {
     kind: Kind,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Take {
         /// Wait limit, in percent of the bucket's own.
@@ -57,6 +57,8 @@ enum Kind {
     },
     TakeAvailable,
     GiveBack,
+    /// Of a token bucket or a log: take the tokens without a wait.
+    Count,
 }
 
 #[derive(Clone, Debug)]
@@ -143,6 +145,7 @@ fn request() -> impl Strategy<Value = TokenRequest> {
         6 => take.prop_map(|override_percent| Kind::Take { override_percent }),
         1 => Just(Kind::TakeAvailable),
         1 => Just(Kind::GiveBack),
+        1 => Just(Kind::Count),
     ];
     (0..=NAMES.len(), tokens, kind).prop_map(|(name, tokens, kind)| TokenRequest {
         name,
@@ -347,7 +350,12 @@ fn equal_up_to_rounding(
 ) -> bool {
     let off_us = (expected.accrued_us - found.accrued_us).abs();
     // Of equal requests that put back more than a window has granted, Redis tells other balances.
-    let is_told = ask.action != TokenAction::GiveBack || ask.terms.window.is_none();
+    // So it does of those that count beyond what a state can hold.
+    let is_told = match ask.action {
+        TokenAction::GiveBack => ask.terms.window.is_none(),
+        TokenAction::Count => expected.verdict == Verdict::Granted,
+        TokenAction::Take { .. } | TokenAction::TakeAvailable => true,
+    };
     (!is_told || off_us <= 1e-4 + 1e-14 * largest_us.max(expected.accrued_us.abs()))
         && (expected.verdict, expected.created) == (found.verdict, found.created)
         && expected.retry == found.retry
@@ -368,6 +376,8 @@ fn ask<'a>(
         BucketKind::Dynamic { max_buckets: rules.max_buckets }
     };
     let own = rules.limit.wait_timeout_ms;
+    let is_counter = terms.window.is_some_and(|window| window.kind != WindowKind::Log);
+    let counts = request.kind == Kind::Count && is_counter;
     BucketRequest {
         caller: None,
         namespace,
@@ -375,13 +385,16 @@ fn ask<'a>(
         kind,
         terms,
         max_idle_ms: rules.limit.max_idle_ms,
-        tokens: request.tokens,
+        // Without tokens it is a look.
+        tokens: request.tokens - u64::from(counts),
         action: match request.kind {
             Kind::Take { override_percent } => TokenAction::Take {
                 max_wait_ms: override_percent.map_or(own, |percent| own * percent / 100),
             },
             Kind::TakeAvailable => TokenAction::TakeAvailable,
             Kind::GiveBack => TokenAction::GiveBack,
+            Kind::Count if counts => TokenAction::Count,
+            Kind::Count => TokenAction::Take { max_wait_ms: 0 },
         },
         prefetch: None,
         rewrite,

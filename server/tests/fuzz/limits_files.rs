@@ -9,7 +9,7 @@ use proptest::sample::{Index, select};
 use serde_json::{Map, Value, json};
 use tollgate_server::config::glob::Glob;
 use tollgate_server::config::model::{Limits, Unconfigured};
-use tollgate_server::config::rules::Rules;
+use tollgate_server::config::rules::DomainRules;
 use tollgate_server::config::{parse, to_yaml};
 use tollgate_server::domain::names::{check_bucket, check_namespace};
 
@@ -35,7 +35,7 @@ fn assert_indexed(limits: &Limits) {
             | Unconfigured::Dynamic { template: bucket, .. } => (Some(bucket), None),
             Unconfigured::Rules(rules) => (None, Some(rules)),
         };
-        let limited = rules.into_iter().flat_map(Rules::buckets).map(|(_, bucket)| bucket);
+        let limited = rules.into_iter().flat_map(DomainRules::buckets).map(|(_, bucket)| bucket);
         owner.buckets.values().chain(unconfigured).chain(limited)
     });
     for bucket in limits.global_default.iter().chain(owned) {

@@ -2,9 +2,11 @@
 
 use std::fs;
 
+use serde_json::json;
 use tempfile::TempDir;
 use testkit::command::tollgate;
 use testkit::grpc::channel;
+use testkit::http::http;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually, runtime};
 use tollgate_proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -29,7 +31,8 @@ descriptors:
 /// Asks for the descriptor `k=v` of each domain.
 fn ask(node: &Node, domain: &str) -> RateLimitResponse {
     let (key, value) = ("k".to_owned(), "v".to_owned());
-    let descriptor = RateLimitDescriptor { entries: vec![Entry { key, value }] };
+    let entries = vec![Entry { key, value }];
+    let descriptor = RateLimitDescriptor { entries, ..RateLimitDescriptor::default() };
     let descriptors = vec![descriptor];
     let request = RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 };
     runtime().block_on(async {
@@ -77,6 +80,14 @@ fn a_directory_of_files_is_loaded_and_reloaded() {
         path("b.yaml").display()
     );
     assert_eq!(refused, expected);
+    for file in ["a.yaml", "b.yaml", "c.yaml"] {
+        fs::remove_file(path(file)).unwrap();
+    }
+    // It may be about to be filled.
+    eventually("a directory without files is refused", TEST_TIMEOUT, || failures() >= 2.0);
+    assert_eq!([limit(&node, "a"), limit(&node, "d")], [Some(8), Some(9)]);
+    fs::write(path("a.yaml"), domain("a", 10)).unwrap();
+    eventually("files are loaded again", TEST_TIMEOUT, || limit(&node, "a") == Some(10));
 }
 
 #[test]
@@ -111,6 +122,65 @@ fn a_node_needs_no_limits_file_beside_a_directory() {
     assert_eq!((checked.code, checked.stdout), (0, shown.stdout));
 }
 
+/// As in the documentation of Envoy's rate limit service.
+#[test]
+fn json_as_in_envoys_service() {
+    let limits = LimitsFile::new(
+        "envoy:
+           domain: dummy
+           descriptors:
+             - { key: one_per_day, rate_limit: { unit: day, requests_per_unit: 1 } }
+             - { key: two, rate_limit: { unit: day, requests_per_unit: 2, name: n } }",
+    );
+    let node = Node::start(&limits.path(), &["--envoy-headers"]);
+    let post = |body: &str| {
+        let answer = http(node.http, "POST", "/json", body.as_bytes());
+        let mut json = answer.json();
+        for status in json["statuses"].as_array_mut().into_iter().flatten() {
+            let reset = status["durationUntilReset"].take();
+            let is_time = |text: &str| text.ends_with('s') && text != "0s";
+            assert!(reset.is_null() || is_time(reset.as_str().unwrap()), "{reset}");
+            status.as_object_mut().unwrap().remove("durationUntilReset");
+        }
+        (answer.status, json)
+    };
+    let entry = |key: &str| format!(r#"{{"entries": [{{"key": "{key}", "value": "something"}}]}}"#);
+    let one = json!({ "requestsPerUnit": 1, "unit": "DAY" });
+    let two = json!({ "requestsPerUnit": 2, "unit": "DAY", "name": "n" });
+    let body = format!(r#"{{"domain": "dummy", "descriptors": [{}]}}"#, entry("one_per_day"));
+    let expected =
+        json!({ "overallCode": "OK", "statuses": [{ "code": "OK", "currentLimit": one }] });
+    assert_eq!(post(&body), (200, expected));
+    let both = format!("{}, {}, {}", entry("one_per_day"), entry("two"), entry("none"));
+    let body = format!(r#"{{"domain": "dummy", "descriptors": [{both}], "hits_addend": 1}}"#);
+    let statuses = json!([
+        { "code": "OVER_LIMIT", "currentLimit": one },
+        { "code": "OK", "currentLimit": two, "limitRemaining": 1 },
+        { "code": "OK" },
+    ]);
+    let expected = json!({ "overallCode": "OVER_LIMIT", "statuses": statuses });
+    assert_eq!(post(&body), (429, expected));
+    let own = r#"{"entries": [{"key": "x", "value": "y"}], "hitsAddend": "3", "limit": {"requestsPerUnit": 5, "unit": "HOUR"}}"#;
+    let body = format!(r#"{{"domain": "dummy", "descriptors": [{own}]}}"#);
+    let hour = json!({ "requestsPerUnit": 5, "unit": "HOUR" });
+    let status = json!({ "code": "OK", "currentLimit": hour, "limitRemaining": 2 });
+    assert_eq!(post(&body), (200, json!({ "overallCode": "OK", "statuses": [status] })));
+    for (body, fault) in [
+        ("{}", "domain is empty"),
+        (r#"{"domain": "dummy"}"#, "there are no descriptors"),
+        (
+            r#"{"domain": "dummy", "descriptors": [{"limit": {}}]}"#,
+            "descriptors[0].limit.unit is 0",
+        ),
+        (r#"{"domain": "dummy", "x": 1}"#, "the body is not a valid RateLimitRequest in JSON"),
+        ("x", "the body is not a valid RateLimitRequest in JSON"),
+    ] {
+        let (status, json) = post(body);
+        assert_eq!(status, 400, "{body}");
+        assert!(json["error"].as_str().unwrap().contains(fault), "{json}");
+    }
+}
+
 #[test]
 fn faults_of_a_directory_name_the_file() {
     let dir = TempDir::new().unwrap();
@@ -131,6 +201,10 @@ fn faults_of_a_directory_name_the_file() {
     let missing = tollgate(&["check", "--envoy-limits", "/nowhere"]);
     assert_eq!(missing.code, 2);
     assert!(missing.stderr.contains("can't read /nowhere"), "{}", missing.stderr);
+    fs::remove_file(path).unwrap();
+    let empty = tollgate(&["check", "--envoy-limits", dir.path().to_str().unwrap()]);
+    assert_eq!(empty.code, 2);
+    assert!(empty.stderr.contains("it has no file *.yaml or *.yml"), "{}", empty.stderr);
     let in_store = tollgate(&["serve", "--limits", "store:", "--envoy-limits", "/nowhere"]);
     assert_eq!(in_store.code, 2);
     assert!(in_store.stderr.contains("put the domains into the document"), "{}", in_store.stderr);

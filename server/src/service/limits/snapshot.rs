@@ -276,8 +276,8 @@ fn definitions<'a>(limits: &'a Limits) -> Vec<Definition<'a>> {
                 define(template, namespace, DYNAMIC_TEMPLATE, true, max_buckets.map(|_| names()))
             }
             Unconfigured::Rules(rules) => {
-                for (rule, bucket) in rules.buckets() {
-                    define(bucket, namespace, &rule.path, true, None);
+                for (name, bucket) in rules.buckets() {
+                    define(bucket, namespace, name, true, None);
                 }
             }
         }

@@ -236,10 +236,11 @@ fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
                 answer.statuses.iter().any(|status| status.code() == LimitCode::OverLimit);
             assert_eq!(is_over, answer.overall_code() == LimitCode::OverLimit, "{answer:?}");
             for status in &answer.statuses {
+                // What is given back may be more than what counted, of a limit in the request, too.
                 let most = status.current_limit.as_ref().map_or(0, |limit| limit.requests_per_unit);
                 assert!(status.limit_remaining <= most, "{request:?} {status:?}");
                 let reset = status.duration_until_reset.as_ref().map_or(0, |reset| reset.seconds);
-                assert!((0..=60).contains(&reset), "{status:?}");
+                assert!((0..=365 * 86_400).contains(&reset), "{status:?}");
             }
         }
         _ => {}

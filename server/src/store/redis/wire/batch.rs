@@ -70,6 +70,7 @@ pub(crate) struct EncodedRequest {
     cost_us: f64,
     max_wait_us: f64,
     is_window: bool,
+    counts_refused: bool,
     dynamic: bool,
 }
 
@@ -114,6 +115,7 @@ impl EncodedRequest {
                 f64::from(rewrite | enroll | window),
             ],
             is_window: terms.window.is_some(),
+            counts_refused: charge.counts_refused(),
             cost_us: charge.cost_us,
             max_wait_us: charge.max_wait_us,
             dynamic: matches!(request.kind, BucketKind::Dynamic { .. }),
@@ -289,12 +291,13 @@ fn outcome(
     };
     let refused = if byte == NO_PLACE { Verdict::TooManyBuckets } else { Verdict::Refused };
     let cap_us = request.limits[0];
+    let counted = if request.counts_refused { nth } else { nth.min(granted) };
     let verdict = if nth < granted { Verdict::Granted } else { refused };
     Some(Outcome {
         verdict,
         retry: retry.filter(|_| verdict == Verdict::Refused),
         // Tokens put back into a full bucket are lost.
-        accrued_us: (met_us - nth.min(granted) as f64 * request.cost_us).min(cap_us),
+        accrued_us: (met_us - counted as f64 * request.cost_us).min(cap_us),
         created: nth == 0 && request.dynamic && was_full,
         live,
     })
