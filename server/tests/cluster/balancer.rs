@@ -141,6 +141,7 @@ fn the_http_frontend_serves_allow_but_no_pages() {
     for (method, path, status) in [
         ("POST", "/v1/explain", 200),
         // Of a node, which does not know these fields.
+        ("POST", "/json", 400),
         ("POST", "/v1/throttle/request", 400),
         ("POST", "/v1/holds/reserve", 400),
         ("POST", "/v1/holds/release", 400),
