@@ -1,8 +1,13 @@
 //! `tollgate-loadtest allow` from the outside: its exit codes, its report, and what it finds.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use crate::common::{Server, generous, granted, honest, run};
+use crate::node::Node;
 use tollgate_proto::quotaservice::AllowResponse;
 use tollgate_server::domain::bucket::BucketLimit;
 use tonic::Status;
@@ -174,4 +179,45 @@ fn progress_lines_come_once_a_second_when_asked_for() {
     let server = Server::start(None, generous());
     let run = server.load("--warmup 100ms --duration 1s --connections 1 --in-flight 1 --progress");
     assert!(run.stderr.starts_with("1 s of 1 s: "), "{run:?}");
+}
+
+/// The books are by value of the entry, in the windows of the rule; a node with a higher limit is found out.
+#[test]
+fn envoys_protocol_has_books_too() {
+    let dir = TempDir::new().unwrap();
+    let file = |name: &str, limit: u32| {
+        let path = dir.path().join(name);
+        let rule =
+            format!("{{ key: user, rate_limit: {{ unit: hour, requests_per_unit: {limit} }} }}");
+        fs::write(&path, format!("envoy: {{ domain: edge, descriptors: [{rule}] }}")).unwrap();
+        path
+    };
+    let (own, other) = (file("own.yaml", 40), file("other.yaml", 10));
+    let node = Node::start(vec![("--limits", own.clone().into())]);
+    let load = |limits: &Path, entry: &str| {
+        run(&format!(
+            "allow --proto rls --target {} {SHORT} --namespace edge --entry-key {entry} \
+             --keys uniform:10 --tokens 2 --limits {} --json",
+            node.grpc,
+            limits.display()
+        ))
+    };
+    let kept = load(&own, "user");
+    assert_eq!(kept.code, 0, "{kept:?}");
+    let report = kept.json();
+    assert_eq!(report["books"]["buckets"], 10);
+    let most = &report["books"]["most_loaded"];
+    assert!(most["bucket"].as_str().unwrap().starts_with("edge:user=key"), "{most}");
+    assert!((40..=80).contains(&most["granted_tokens"].as_u64().unwrap()), "{most}");
+    assert!(report["refused_by_status"]["OVER_LIMIT"].as_u64().unwrap() > 0);
+    // What no rule limits is in no books.
+    assert_eq!(load(&own, "other").code, 3);
+    let node = Node::start(vec![("--limits", own.into())]);
+    let violated = run(&format!(
+        "allow --proto rls --target {} {SHORT} --namespace edge --entry-key user --keys hot --limits {}",
+        node.grpc,
+        other.display()
+    ));
+    assert_eq!(violated.code, 3, "{violated:?}");
+    assert!(violated.stdout.contains("too much: edge:user=hot"), "{violated:?}");
 }

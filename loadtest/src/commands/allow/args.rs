@@ -12,7 +12,7 @@ use crate::audit::{LimitSource, load_limits};
 use crate::error::RunError;
 use crate::load::args::{LoadArgs, Names};
 use crate::load::keys::Pattern;
-use crate::load::protocol::Allow;
+use crate::load::protocol::{Allow, RateLimit};
 
 /// Drives Allow requests, measures them, and checks that no bucket granted too much.
 ///
@@ -27,6 +27,13 @@ pub struct AllowArgs {
     /// The load.
     #[command(flatten)]
     pub load: LoadArgs,
+    /// The protocol: that of tollgate, or that of Envoy's rate limit service. With rls the namespace is a
+    /// domain, and each bucket a value of the descriptor's one entry.
+    #[arg(long, value_enum, default_value = "allow")]
+    pub proto: Proto,
+    /// With --proto rls: the key of the entry.
+    #[arg(long, value_name = "KEY", default_value = "key")]
+    pub entry_key: String,
     /// The namespace asked for.
     #[arg(long, value_name = "NAME", default_value = "loadtest")]
     pub namespace: String,
@@ -62,6 +69,15 @@ pub struct AllowArgs {
     pub expect_saturation: Option<f64>,
 }
 
+/// How to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Proto {
+    /// `quotaservice.QuotaService/Allow`.
+    Allow,
+    /// `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`.
+    Rls,
+}
+
 impl AllowArgs {
     fn names(&self) -> Names<'_> {
         let (hot, prefix) = (self.bucket.as_deref(), self.bucket_prefix.as_deref());
@@ -70,6 +86,9 @@ impl AllowArgs {
 
     pub(super) fn check(&self) -> Result<(), RunError> {
         self.load.check(self.names())?;
+        if self.proto == Proto::Rls && self.max_wait.is_some() {
+            return Err(RunError::Usage("--max-wait is not for --proto rls".to_owned()));
+        }
         let wrong = if self.expect_saturation.is_none() {
             return Ok(());
         } else if self.load.run.keys != Pattern::Hot {
@@ -106,6 +125,18 @@ impl AllowArgs {
             keys: self.load.run.keys(self.names()),
             tokens: self.tokens,
             max_wait_ms,
+        }
+    }
+}
+
+impl AllowArgs {
+    /// What the requests of Envoy's protocol ask for.
+    pub(super) fn rate_limit(&self) -> RateLimit {
+        RateLimit {
+            domain: self.namespace.clone(),
+            key: self.entry_key.clone(),
+            keys: self.load.run.keys(self.names()),
+            hits: u32::try_from(self.tokens).unwrap_or(u32::MAX),
         }
     }
 }

@@ -7,9 +7,9 @@ use serde::Serialize;
 use tollgate_proto::quotaservice::allow_response::Status;
 
 use crate::audit::{Audit, Expectation, LedgerEntry, LimitSource, Saturation, audit};
-use crate::commands::allow::args::AllowArgs;
+use crate::commands::allow::args::{AllowArgs, Proto};
 use crate::commands::requests::{Load, Requests, Verdict};
-use crate::load::protocol::Allow;
+use crate::load::protocol::{AllowCounts, Protocol};
 use crate::load::tally::Tally;
 use crate::measurement::figures::{bracketed, nonzero};
 
@@ -50,7 +50,11 @@ pub struct TokenLoad {
 
 impl Report {
     /// Report of a run with `args` and its counts.
-    pub fn new(args: &AllowArgs, source: Option<&LimitSource>, tally: &Tally<Allow>) -> Self {
+    pub fn new<P: Protocol<Counts = AllowCounts>>(
+        args: &AllowArgs,
+        source: Option<&LimitSource>,
+        tally: &Tally<P>,
+    ) -> Self {
         let expectation = args.expect_saturation.map(|share| Expectation {
             share,
             request_span: tally.request_span(),
@@ -69,7 +73,10 @@ impl Report {
             granted_after_wait: own.granted_after_wait,
             soft_limited: own.soft_limited,
             granted_tokens: tally.counts.granted_amount,
-            refused_by_status: nonzero(&own.by_status[1..], |index| status_name(index + 1)),
+            refused_by_status: match args.proto {
+                Proto::Allow => nonzero(&own.by_status[1..], |index| status_name(index + 1)),
+                Proto::Rls => nonzero(&own.by_status[1..2], |_| "OVER_LIMIT"),
+            },
             books: audit,
             verdict,
         }

@@ -7,7 +7,7 @@ use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
 use super::*;
 use crate::audit::Key;
-use crate::load::protocol::Protocol as _;
+use crate::load::protocol::Allow;
 use crate::load::tally::Window;
 use crate::measurement::figures::Latency;
 

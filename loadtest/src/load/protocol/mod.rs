@@ -1,12 +1,15 @@
 //! The requests of a load, and how their answers are counted: [`Allow`] for tokens of buckets,
-//! [`Hits`] for hits of domains, [`Reserve`] for copies that they hold.
+//! [`RateLimit`] for hits on descriptors of Envoy's rate limits, [`Hits`] for hits of domains, [`Reserve`] for
+//! copies that they hold.
 
 mod allow;
 mod hits;
+mod rate_limit;
 mod reserve;
 
 pub use allow::{Allow, AllowCounts, STATUSES};
 pub use hits::{HitCounts, Hits, Limiter};
+pub use rate_limit::RateLimit;
 pub use reserve::{Reserve, ReserveCounts};
 
 use std::fmt;
