@@ -83,6 +83,22 @@ fn one_script_call_a_request_keeps_its_books_in_redis() {
     }
 }
 
+#[test]
+fn one_counter_a_descriptor() {
+    let (_redis, url) = redis();
+    let (_server, address) = floor(&["--store", &url]);
+    let load = format!("--proto rls --namespace d --keys hot --bucket v --tokens 2 {LOAD}");
+    let report = run(&format!("allow --target {address} {load}")).json();
+    assert_eq!(report["granted"], report["requests"]);
+    let client = redis::Client::open(url.as_str()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("d_key_v_*").query(&mut connection).unwrap();
+    let counts: Vec<u64> = redis::cmd("MGET").arg(&keys).query(&mut connection).unwrap();
+    // An hour may have begun meanwhile.
+    let hits = report["books"]["granted_tokens"].as_u64().unwrap();
+    assert_eq!(counts.iter().sum::<u64>(), hits, "{keys:?}");
+}
+
 fn calls(url: &str) -> u64 {
     let client = redis::Client::open(url).unwrap();
     let mut connection = client.get_connection().unwrap();

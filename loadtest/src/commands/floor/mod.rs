@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
+use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
 use tollgate_proto::quotaservice::allow_response::Status as AllowStatus;
 use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServiceServer};
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
@@ -18,6 +19,7 @@ use tonic::{Request, Response, Status};
 
 use crate::error::RunError;
 
+mod counters;
 mod script;
 
 /// Interval and timeout of HTTP/2 keepalive pings, as in a node.
@@ -27,7 +29,8 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from
 ///
 /// Without --store every Allow is answered OK at once: an empty RPC, the floor that no node can
 /// be below. With it every Allow is one EVALSHA of a small token bucket: what a node would do
-/// that puts no requests together. Prints its address once it listens.
+/// that puts no requests together; and ShouldRateLimit of Envoy's protocol is one INCRBY and one
+/// EXPIRE a descriptor. Prints its address once it listens.
 #[derive(Args, Clone, Debug)]
 pub struct FloorArgs {
     /// Where to listen; port 0 is any free one.
@@ -44,15 +47,17 @@ pub fn run(args: &FloorArgs) -> Result<(), RunError> {
     runtime.block_on(async {
         let listener = TcpListener::bind(args.listen).await.map_err(RunError::Listen)?;
         let address = listener.local_addr().map_err(RunError::Listen)?;
-        let script = match args.store.as_deref() {
-            Some(url) => Some(script::Script::load(url).await?),
+        let store = match args.store.as_deref() {
+            Some(url) => {
+                Some((script::Script::load(url).await?, counters::Counters::connect(url).await?))
+            }
             None => None,
         };
         // The parent process may have closed the pipe.
         let _ = writeln!(std::io::stdout(), "{address}");
-        match script {
-            Some(script) => serve(listener, OneCall(script)).await,
-            None => serve(listener, Empty).await,
+        match store {
+            Some((script, counters)) => serve(listener, OneCall(script), Some(counters)).await,
+            None => serve(listener, Empty, None).await,
         }
         .map_err(RunError::Serve)
     })
@@ -61,11 +66,13 @@ pub fn run(args: &FloorArgs) -> Result<(), RunError> {
 async fn serve(
     listener: TcpListener,
     service: impl QuotaService,
+    counters: Option<counters::Counters>,
 ) -> Result<(), tonic::transport::Error> {
     Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE.0))
         .http2_keepalive_timeout(Some(KEEPALIVE.1))
         .add_service(QuotaServiceServer::new(service))
+        .add_optional_service(counters.map(RateLimitServiceServer::new))
         .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
         .await
 }
