@@ -61,9 +61,18 @@ pub fn yaml_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let is_yaml = |path: &PathBuf| {
         let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
         let extension = path.extension().and_then(OsStr::to_str);
-        !is_hidden && matches!(extension, Some("yaml" | "yml")) && path.is_file()
+        !is_hidden && matches!(extension, Some("yaml" | "yml"))
     };
-    let mut paths: Vec<_> = listed.iter().map(DirEntry::path).filter(is_yaml).collect();
+    let mut paths = Vec::new();
+    for path in listed.iter().map(DirEntry::path).filter(is_yaml) {
+        // A link to nowhere is a fault: the file may be about to come back.
+        let metadata = fs::metadata(&path).map_err(|error| {
+            io::Error::new(error.kind(), format!("can't read {}: {error}", path.display()))
+        })?;
+        if metadata.is_file() {
+            paths.push(path);
+        }
+    }
     paths.sort();
     match paths.is_empty() {
         true => Err(with_path(io::Error::other("it has no file *.yaml or *.yml"))),

@@ -29,8 +29,9 @@ use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 use names::{
-    BATCH, BATCH_BOUNDS, BUILD_INFO, COUNTERS, DURATION_BOUNDS_S, EMBEDDED_BUCKETS, GAUGES,
-    HISTOGRAMS, KILL_SWITCH, LIMITS_SAVED, PARENT_UP, ROUND_TRIP, RPC_DURATION, STARTED_AT,
+    BATCH, BATCH_BOUNDS, BUILD_INFO, COUNTERS, DESCRIPTORS_UNLIMITED, DURATION_BOUNDS_S,
+    EMBEDDED_BUCKETS, GAUGES, HISTOGRAMS, KILL_SWITCH, LIMITS_SAVED, PARENT_UP, ROUND_TRIP,
+    RPC_DURATION, STARTED_AT,
 };
 use series::Series;
 
@@ -86,6 +87,11 @@ impl Metrics {
     /// each observation takes memory.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
+    }
+
+    /// Descriptors of Envoy's protocol that no rule limits.
+    pub fn descriptors_without_limit(&self) -> Counter {
+        self.counter(DESCRIPTORS_UNLIMITED, &[])
     }
 
     /// The number of buckets in use in the embedded store.

@@ -140,6 +140,10 @@ fn rules(
         let expected = "the key of an entry of descriptors";
         let Some(key) = text(reader, &fields, &path, "key", expected) else { continue };
         let value = optional_text(reader, &fields, &path, "value");
+        if key.ends_with('*') {
+            let message = "is this key, with the *: wildcards are for values";
+            reader.notice(fields.line, &path.key("key"), message, false);
+        }
         let mut name = parent.to_owned();
         push_entry(&mut name, key, value);
         let shadow_mode = flag(reader, &fields, &path, "shadow_mode");

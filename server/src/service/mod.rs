@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use metrics::Counter;
+
 use crate::domain::time::Micros;
 use crate::logging::LogThrottle;
 use crate::metrics::{BucketMetrics, CapacityMetrics, HoldMetrics, Metrics, ThrottleMetrics};
@@ -115,6 +117,8 @@ pub struct ServiceState {
     local_renewals: LocalRenewals,
     /// Metrics of requests that no bucket serves.
     unserved: BucketMetrics,
+    /// Counts descriptors that no rule of an Envoy domain limits.
+    descriptors_without_limit: Counter,
     /// Metrics of resources that no template matches.
     unmatched: CapacityMetrics,
     unmatched_count: ResourceCount,
@@ -148,6 +152,7 @@ impl ServiceState {
             from_parent,
             local_renewals: LocalRenewals::default(),
             unserved: BucketMetrics::new(metrics, "", "", false).with_shadow(metrics, "", ""),
+            descriptors_without_limit: metrics.descriptors_without_limit(),
             unmatched: CapacityMetrics::unmatched(metrics, from_parent),
             unmatched_count: ResourceCount::default(),
             unthrottled: ThrottleMetrics::new(metrics, ""),

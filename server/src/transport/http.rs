@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
@@ -15,15 +15,13 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
-use tollgate_proto::quotaservice::AllowRequest;
 
 use super::UseCases;
-use super::messages::query;
 use super::overload::RETRY_S;
 use super::page_renderer::{PageHandle, page_channel};
 pub use super::status::{NodeInfo, QUERY_ESCAPES, StoreState, status_pages};
 use super::status::{StatusPages, resource as resource_view};
-use super::{access_codes, http_status, response};
+use super::{access_codes, http_status};
 use crate::access::{Caller, Refusal};
 use crate::metrics::Metrics;
 use crate::service::Error;
@@ -35,6 +33,7 @@ use crate::store::throttle::ThrottleStore;
 use crate::store::{Administration, LeaseStore, Store};
 
 mod admission;
+mod allow;
 mod body;
 mod buckets;
 mod changes;
@@ -60,9 +59,6 @@ pub use host::Hosts;
 /// answer as over gRPC; the rest of a request takes less than 2 KiB, even fully escaped.
 const BODY_LIMIT: usize = (1 << 20) + (4 << 10);
 
-/// Path of token requests.
-const ALLOW_PATH: &str = "/v1/allow";
-
 /// Path of requests for an explanation.
 const EXPLAIN_PATH: &str = "/v1/explain";
 
@@ -74,7 +70,7 @@ const HELD_PREFIX: &str = "/v1/held/";
 
 /// The paths of requests with a body: for tokens, hits or holds, or about them.
 const ASK_PATHS: [&str; 9] = [
-    ALLOW_PATH,
+    allow::PATH,
     rate_limit::PATH,
     EXPLAIN_PATH,
     throttle::REQUEST_PATH,
@@ -153,7 +149,7 @@ pub fn router<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administrati
     let Services { use_cases, documents, kill_switch } = services;
     let state = ApiState { use_cases, documents, kill_switch, pages, latency, ready };
     Router::new()
-        .route(ALLOW_PATH, post(allow::<B, L>))
+        .route(allow::PATH, post(allow::allow::<B, L>))
         .route(rate_limit::PATH, post(rate_limit::should_rate_limit::<B, L>))
         .route(throttle::REQUEST_PATH, post(throttle::request::<B, L>))
         .merge(holds::routes())
@@ -202,29 +198,6 @@ fn access_denied(refusal: Refusal) -> Response {
     if status == StatusCode::UNAUTHORIZED {
         return ([(header::WWW_AUTHENTICATE, "Bearer")], answer).into_response();
     }
-    answer
-}
-
-/// `POST /v1/allow`: `AllowRequest` in protobuf's JSON mapping. Ignores the content type.
-async fn allow<B: Store, L: LeaseStore>(
-    State(state): State<Arc<ApiState<B, L>>>,
-    caller: Caller,
-    body: Bytes,
-) -> Response {
-    let started = Instant::now();
-    let request: AllowRequest = match decode(&body, "AllowRequest") {
-        Ok(request) => request,
-        Err(refused) => return refused,
-    };
-    if let Err(refusal) = caller.may_ask_in(&request.namespace) {
-        return access_denied(refusal);
-    }
-    let answer = state.use_cases.allow.allow_for(&query(&request), caller.id()).await;
-    let answer = match &answer {
-        Ok(answer) => Json(response(answer)).into_response(),
-        Err(error) => service_error(error),
-    };
-    state.latency.record(started.elapsed().as_secs_f64());
     answer
 }
 

@@ -2,6 +2,7 @@
 //! limit service.
 
 use testkit::Service;
+use testkit::metrics::Scrape;
 use tollgate_server::domain::descriptor::{Entry, Unit};
 use tollgate_server::service::Error;
 use tollgate_server::service::allow::{
@@ -130,6 +131,8 @@ async fn the_most_specific_rule_at_each_level<S: Looks>(s: &Service<S>) {
         assert_eq!(one(s, "mongo_cps", &[("database", value)]).await, expected, "{value}");
     }
     assert_eq!(one(s, "other", &[("database", "users")]).await, NO_LIMIT);
+    let scrape = Scrape::parse(&s.metrics.render());
+    assert_eq!(scrape.get("tollgate_descriptors_without_limit_total", &[]), Some(2.0));
     // Both descriptors count, though one of them is over its limit.
     let number: Asked<'_> = &[
         &[("message_type", "marketing"), ("to_number", "2061111111")],

@@ -1,6 +1,7 @@
 //! Envoy's rate limits in a running node: files in a directory, and answers on the gRPC port.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use serde_json::json;
 use tempfile::TempDir;
@@ -201,6 +202,11 @@ fn faults_of_a_directory_name_the_file() {
     let missing = tollgate(&["check", "--envoy-limits", "/nowhere"]);
     assert_eq!(missing.code, 2);
     assert!(missing.stderr.contains("can't read /nowhere"), "{}", missing.stderr);
+    fs::remove_file(&path).unwrap();
+    symlink("/nowhere", &path).unwrap();
+    let dangling = tollgate(&["check", "--envoy-limits", dir.path().to_str().unwrap()]);
+    assert_eq!(dangling.code, 2);
+    assert!(dangling.stderr.contains("a.yaml: No such file"), "{}", dangling.stderr);
     fs::remove_file(path).unwrap();
     let empty = tollgate(&["check", "--envoy-limits", dir.path().to_str().unwrap()]);
     assert_eq!(empty.code, 2);

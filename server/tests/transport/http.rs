@@ -19,6 +19,79 @@ namespaces:
       slow: { size: 1, fill_rate: 1/d, wait_timeout_millis: 0 }
 ";
 
+/// For gateways and scripts that look at the status only.
+#[test]
+fn refusals_have_the_status_that_is_asked_for() {
+    let limits = LimitsFile::new(
+        "namespaces:
+           ns:
+             buckets:
+               b: { size: 10, fill_rate: 1/d, max_debt_millis: 0, wait_timeout_millis: 0, max_tokens_per_request: 20 }
+               window: { algorithm: fixed_window, limit: 5, window: 1d }
+               waits: { size: 1, fill_rate: 1/m, max_debt_millis: 600000, wait_timeout_millis: 600000 }
+               'q\"é%': { algorithm: leaky_bucket, rate: 0.001, queue: 0 }",
+    );
+    let node = Node::start(&limits.path(), &[]);
+    let ask = |query: &str, bucket: &str, tokens: i64| {
+        let body = json!({ "namespace": "ns", "bucketName": bucket, "tokensRequested": tokens });
+        http(node.http, "POST", &format!("/v1/allow{query}"), body.to_string().as_bytes())
+    };
+    let header = |head: &str, name: &str| {
+        let line = head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+        line.map(|value| value.trim().to_owned())
+    };
+    let headers = |head: &str| {
+        ["ratelimit-policy", "ratelimit", "retry-after"].map(|name| header(head, name))
+    };
+    let some = |text: &str| Some(text.to_owned());
+    for (query, bucket, tokens, status, said) in [
+        ("?status=429", "b", 4, 200, "OK"),
+        ("?status=429", "b", 7, 429, "REJECTED_TIMEOUT"),
+        ("?status=403", "b", 7, 403, "REJECTED_TIMEOUT"),
+        ("?status=503&x=y", "b", 7, 503, "REJECTED_TIMEOUT"),
+        ("", "b", 7, 200, "REJECTED_TIMEOUT"),
+        ("?x=y", "b", 7, 200, "REJECTED_TIMEOUT"),
+        ("?status=429", "b", 21, 429, "REJECTED_TOO_MANY_TOKENS_REQUESTED"),
+        ("?status=429", "none", 1, 429, "REJECTED_NO_BUCKET"),
+        ("?status=429", "b", -1, 400, "REJECTED_INVALID_REQUEST"),
+        ("?status=429", "waits", 1, 200, "OK"),
+        ("?status=429", "waits", 1, 200, "OK"),
+        ("?status=429", "waits", 1, 200, "OK"),
+    ] {
+        let answer = ask(query, bucket, tokens);
+        let found = (answer.status, answer.json()["status"].clone());
+        assert_eq!(found, (status, json!(said)), "{query} {bucket} {tokens}");
+        if !query.contains("status") || said != "OK" && said != "REJECTED_TIMEOUT" {
+            assert_eq!(header(&answer.head, "retry-after"), None, "{query} {tokens}");
+        }
+        if !query.contains("status") {
+            assert_eq!(headers(&answer.head), [None, None, None]);
+        }
+    }
+    // 6 of 10 are left, and 7 are there after a day, less what has passed.
+    let refused = ask("?status=429", "b", 7);
+    let [policy, limit, retry] = headers(&refused.head);
+    let retry: u64 = retry.unwrap().parse().unwrap();
+    assert!((86_300..=86_400).contains(&retry), "{retry}");
+    assert_eq!(policy, some("\"ns:b\";q=10;w=864000"));
+    assert_eq!(limit, Some(format!("\"ns:b\";r=6;t={retry}")));
+    let granted = ask("?status=429", "window", 2);
+    let expected = [some("\"ns:window\";q=5;w=86400"), some("\"ns:window\";r=3"), None];
+    assert_eq!(headers(&granted.head), expected);
+    let never = ask("?status=429", "window", 6);
+    let expected = [some("\"ns:window\";q=5;w=86400"), some("\"ns:window\";r=3"), None];
+    assert_eq!(headers(&never.head), expected);
+    let [policy, ..] = headers(&ask("?status=429", "q\"é%", 1).head);
+    assert_eq!(policy, some("\"ns:q%22%c3%a9%25\";q=1;w=1000"));
+    for query in ["?status=200", "?status=x", "?status=", "?status=600", "?status=403&status=429"] {
+        let answer = ask(query, "b", 1);
+        let text = "status must be a number from 400 to 599: the HTTP status of refusals";
+        assert_eq!((answer.status, answer.json()["error"].as_str()), (400, Some(text)), "{query}");
+    }
+    assert_eq!(ask(&format!("?status=429&x={}", "y".repeat(256 - 13)), "b", 7).status, 429);
+    assert_eq!(ask(&format!("?status=429&x={}", "y".repeat(256 - 12)), "b", 7).status, 414);
+}
+
 #[test]
 fn allow_speaks_protobufs_json() {
     let limits = LimitsFile::new(LIMITS);

@@ -266,8 +266,8 @@ impl ServedBy {
 pub(super) fn why_none(limits: &Limits, namespace: &str) -> String {
     match limits.namespaces.get(namespace).map(|owner| &owner.unconfigured) {
         Some(Unconfigured::Rules(_)) => format!(
-            "no bucket serves this name: {namespace} is an Envoy domain without a limit for it; names \
-             are those of descriptors, such as key=value,other_key=value"
+            "no bucket serves this name: {namespace} is an Envoy domain without a limit for it, so that \
+             Envoy is answered OK; names are those of descriptors, such as key=value,other_key=value"
         ),
         Some(_) => format!(
             "no bucket serves this name: {namespace} has neither a bucket configured for it, nor a \

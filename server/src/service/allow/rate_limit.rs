@@ -6,6 +6,7 @@
 
 use std::iter;
 
+use metrics::Counter;
 use smallvec::SmallVec;
 
 use super::{AllowService, Answer, Query, Status, store_request};
@@ -114,7 +115,12 @@ impl<S: Store> AllowService<S> {
         }
         let mut answers = vec![DescriptorAnswer::default(); query.descriptors.len()];
         let overrides = overrides(query, &snapshot);
-        let targets = targets(query, (&overrides, &snapshot), &mut answers);
+        let targets = targets(
+            query,
+            (&overrides, &snapshot),
+            &self.state.descriptors_without_limit,
+            &mut answers,
+        );
         let request =
             |target, hits| Target::request(target, hits, (query.domain, caller), &snapshot);
         let mut requests = SmallVec::<[BucketRequest<'_>; 4]>::new();
@@ -205,10 +211,11 @@ fn overrides(query: &RateLimitQuery<'_>, snapshot: &Snapshot) -> Vec<Option<Buck
     query.descriptors.iter().map(|descriptor| descriptor.limit.map(bucket)).collect()
 }
 
-/// The descriptors that have buckets. Answers for those that are unlimited.
+/// The descriptors that have buckets. Answers for those that are unlimited, and counts those without a limit.
 fn targets<'a>(
     query: &RateLimitQuery<'_>,
     (overrides, snapshot): (&'a [Option<Bucket>], &'a Snapshot),
+    without_limit: &Counter,
     answers: &mut [DescriptorAnswer],
 ) -> SmallVec<[Target<'a>; 2]> {
     let limits = &snapshot.limits;
@@ -223,7 +230,11 @@ fn targets<'a>(
             let found = ResolvedBucket { bucket, ..found };
             let bucket = descriptor::override_name(entries(), unit);
             targets.push(Target { position, hits, found, limit_name: None, bucket });
-        } else if let Some((limit, found)) = limits.find_rule(query.domain, entries()) {
+        } else {
+            let Some((limit, found)) = limits.find_rule(query.domain, entries()) else {
+                without_limit.increment(1);
+                continue;
+            };
             replaced.extend(limit.replaces.iter().map(|name| &**name));
             let Some(found) = found else {
                 answers[position].remaining = u32::MAX;

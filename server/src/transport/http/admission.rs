@@ -19,8 +19,8 @@ use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::host::{self, Hosts};
 use super::{
-    ALLOW_PATH, BODY_LIMIT, LIMITS_PATH, OPEN_PATHS, access_denied, ask_path, buckets,
-    error_response, limits, service_error,
+    BODY_LIMIT, LIMITS_PATH, OPEN_PATHS, access_denied, allow, ask_path, buckets, error_response,
+    limits, service_error,
 };
 use crate::access::Caller;
 use crate::service::Error;
@@ -34,6 +34,9 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
 /// carry another request.
 #[derive(Clone)]
 pub(in crate::transport) struct UnreadBody;
+
+/// The longest query of a request with a body, in bytes: it is kept while the body is read.
+const MAX_QUERY_BYTES: usize = 256;
 
 /// What admission has to know of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,6 +77,10 @@ impl Kind {
     fn needs_slot(self) -> bool {
         matches!(self, Self::Ask(_) | Self::Look)
     }
+}
+
+fn query_bytes(uri: &Uri) -> usize {
+    uri.query().map_or(0, str::len)
 }
 
 /// Decides which requests are routed to a handler.
@@ -121,6 +128,10 @@ impl Admission {
             // Long bodies are read only for those who may send them.
             caller.may_administer().map_err(access_denied)?;
         }
+        if matches!(kind, Kind::Ask(_)) && query_bytes(request.uri()) > MAX_QUERY_BYTES {
+            let text = format!("the query of this path may have {MAX_QUERY_BYTES} bytes at most");
+            return Err(error_response(StatusCode::URI_TOO_LONG, &text));
+        }
         let Some(limit) = kind.body_limit() else { return Ok(()) };
         if let Some(refusal) = encoding_refusal(request.headers()) {
             return Err(refusal);
@@ -153,8 +164,9 @@ pub(super) async fn admit(
     // The rest is not needed, and the body may take seconds.
     head.headers = kept_headers(kind, &head.headers);
     match kind {
+        Kind::Ask(_) if caller.is_ok() && query_bytes(&head.uri) > 0 => {}
         Kind::Ask(path) => head.uri = Uri::from_static(path),
-        _ if caller.is_err() => head.uri = Uri::from_static(ALLOW_PATH),
+        _ if caller.is_err() => head.uri = Uri::from_static(allow::PATH),
         Kind::Look | Kind::Document | Kind::Other => {}
     }
     let read = if leave_unread {

@@ -9,11 +9,13 @@ use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 use tollgate_proto::quotaservice::AllowRequest;
 
-use super::{ApiState, access_denied, decode, query, response, service_error};
+use super::{ApiState, access_denied, decode, service_error};
 use crate::access::Caller;
 use crate::service::allow::{Explanation, Step};
 use crate::store::LeaseStore;
 use crate::store::look::Looks;
+use crate::transport::messages::query;
+use crate::transport::response;
 
 /// The body is the same as that of `POST /v1/allow`.
 pub(super) async fn explain<B: Looks, L: LeaseStore>(

@@ -96,7 +96,7 @@ fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
 
 /// The status of a token request with this body.
 async fn ask(http_router: &mut Router, body: Body) -> StatusCode {
-    let request = Request::post(ALLOW_PATH).header("host", "node").body(body);
+    let request = Request::post(allow::PATH).header("host", "node").body(body);
     let mut request = request.expect("a request");
     let peer = IpAddr::from([127, 0, 0, 1]);
     let context = ConnectionContext::new(Guard::http(None, None), peer, &Budget::unlimited());
