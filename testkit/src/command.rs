@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -177,4 +178,28 @@ pub fn python(module: &str) -> Command {
     // Without -B it leaves compiled files among the sources.
     command.arg("-B");
     command
+}
+
+/// The path of a program: protoc needs the full path of a plugin.
+fn located(program: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap();
+    let mut places = std::env::split_paths(&path).map(|folder| folder.join(program));
+    let found = places.find(|place| place.is_file());
+    found.unwrap_or_else(|| panic!("{program} is not installed; scripts/test.sh installs it"))
+}
+
+/// Generates a Python client of `file`, which is in `folder`, for `PYTHONPATH`.
+pub fn python_stubs(folder: &Path, file: &str) -> TempDir {
+    let stubs = TempDir::new().unwrap();
+    let plugin = located("grpc_python_plugin");
+    let mut protoc = Command::new(located("protoc"));
+    protoc
+        .arg(format!("--proto_path={}", folder.display()))
+        .arg(format!("--python_out={}", stubs.path().display()))
+        .arg(format!("--grpc_python_out={}", stubs.path().display()))
+        .arg(format!("--plugin=protoc-gen-grpc_python={}", plugin.display()))
+        .arg(file);
+    let done = run(&mut protoc);
+    assert_eq!(done.code, 0, "{protoc:?}\n{}{}", done.stdout, done.stderr);
+    stubs
 }

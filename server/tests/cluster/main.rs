@@ -8,4 +8,5 @@ mod failover_loss;
 mod leases;
 mod limits;
 mod nodes;
+mod rate_limits;
 mod rolling;

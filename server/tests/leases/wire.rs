@@ -4,8 +4,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use tempfile::TempDir;
-use testkit::command::{python, run};
+use testkit::command::{python, python_stubs, run};
 use testkit::{LimitsFile, Node, Redis};
 
 fn tests() -> PathBuf {
@@ -20,34 +19,9 @@ fn succeeds(command: &mut Command) -> String {
     done.stdout
 }
 
-/// Path of a program: protoc needs the full path of a plugin.
-fn located(program: &str) -> PathBuf {
-    let path = std::env::var_os("PATH").unwrap();
-    let mut places = std::env::split_paths(&path).map(|folder| folder.join(program));
-    places
-        .find(|place| place.is_file())
-        .unwrap_or_else(|| panic!("{program} is not installed; scripts/test.sh installs it"))
-}
-
-/// Generates the Python client of `proto/doorman.proto`.
-fn generated() -> TempDir {
-    let folder = TempDir::new().unwrap();
-    let proto = testkit::in_repository("proto");
-    let plugin = located("grpc_python_plugin");
-    succeeds(
-        Command::new(located("protoc"))
-            .arg(format!("--proto_path={}", proto.display()))
-            .arg(format!("--python_out={}", folder.path().display()))
-            .arg(format!("--grpc_python_out={}", folder.path().display()))
-            .arg(format!("--plugin=protoc-gen-grpc_python={}", plugin.display()))
-            .arg("doorman.proto"),
-    );
-    folder
-}
-
 /// Runs the worked examples against a node with an empty store.
 fn worked_examples(node: &Node, master_address: &str) {
-    let messages = generated();
+    let messages = python_stubs(&testkit::in_repository("proto"), "doorman.proto");
     let printed = succeeds(
         python("grpc")
             .env("PYTHONPATH", messages.path())
