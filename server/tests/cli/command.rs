@@ -28,8 +28,11 @@ fn version_and_help() {
         assert!(help.stdout.contains(&format!("\n  {example}\n")), "{example}: {}", help.stdout);
     }
     for (command, options) in [
-        ("serve", &["--limits", "--store", "--grpc-listen", "--drain-timeout"][..]),
-        ("check", &["<FILE>", "--access"]),
+        (
+            "serve",
+            &["--limits", "--envoy-limits", "--store", "--grpc-listen", "--drain-timeout"][..],
+        ),
+        ("check", &["[FILE]", "--access", "--envoy-limits"]),
         ("token", &["--hash"]),
         (
             "allow",

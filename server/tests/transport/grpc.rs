@@ -382,6 +382,7 @@ async fn reflection_lists_and_describes_the_services() {
         names,
         [
             "doorman.Capacity",
+            "envoy.service.ratelimit.v3.RateLimitService",
             "grpc.health.v1.Health",
             "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",

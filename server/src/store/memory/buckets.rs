@@ -11,7 +11,7 @@ use crate::domain::algorithm::{self, Change, State};
 use crate::domain::bucket::BucketKind;
 use crate::domain::time::Micros;
 use crate::store::key::{Key, KeyRef};
-use crate::store::{BucketRequest, Outcome, Verdict};
+use crate::store::{BucketRequest, Outcome, TokenAction, Verdict};
 
 /// Buckets that are not full, by key.
 #[derive(Default)]
@@ -177,7 +177,8 @@ impl Buckets {
             retry: decision.retry,
             created: decision.granted
                 && was_full
-                && request.charge().cost_us > 0.0
+                && request.tokens > 0
+                && request.action != TokenAction::GiveBack
                 && matches!(request.kind, BucketKind::Dynamic { .. }),
             live: None,
         }
