@@ -11,9 +11,9 @@ use crate::domain::window::{MAX_LIMIT, Window, WindowKind};
 
 const TOKEN_BUCKET: &str = "token_bucket";
 const LEAKY_BUCKET: &str = "leaky_bucket";
-const FIXED_WINDOW: &str = "fixed_window";
-const SLIDING_WINDOW: &str = "sliding_window";
-const SLIDING_LOG: &str = "sliding_log";
+pub(super) const FIXED_WINDOW: &str = "fixed_window";
+pub(super) const SLIDING_WINDOW: &str = "sliding_window";
+pub(super) const SLIDING_LOG: &str = "sliding_log";
 
 /// The algorithms by the words of the file.
 const CHOICES: [(&str, Word); 5] = [

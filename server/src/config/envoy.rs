@@ -2,6 +2,7 @@
 
 use hashbrown::HashMap;
 
+use super::algorithms::{FIXED_WINDOW, SLIDING_LOG, SLIDING_WINDOW};
 use super::fault::{YamlPath, quoted};
 use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
 use super::namespaces::{Indices, check_name, enforce, failure_policy};
@@ -30,9 +31,16 @@ const BY_RULE: &str =
 
 const RATE_LIMIT_KEYS: Keys = Keys {
     shape: "a mapping, such as { unit: minute, requests_per_unit: 100 }",
-    known: &["unit", "requests_per_unit", "unlimited", "name", "replaces"],
+    known: &["unit", "requests_per_unit", "algorithm", "unlimited", "name", "replaces"],
     ignored: &[],
 };
+
+/// The algorithms of a rule. Tokens of the others may have to wait, which Envoy can't be told.
+const ALGORITHMS: [(&str, WindowKind); 3] = [
+    (FIXED_WINDOW, WindowKind::Fixed),
+    (SLIDING_WINDOW, WindowKind::Sliding),
+    (SLIDING_LOG, WindowKind::Log),
+];
 
 const REPLACES_KEYS: Keys =
     Keys { shape: "a mapping, such as { name: a }", known: &["name"], ignored: &[] };
@@ -173,7 +181,7 @@ fn rate_limit(
     let fields = reader.fields(entry.value, &path, &RATE_LIMIT_KEYS);
     let limit = match flag(reader, &fields, &path, "unlimited") {
         true => {
-            if let Some(entry) = fields.get("unit") {
+            for entry in ["unit", "algorithm"].iter().filter_map(|key| fields.get(key)) {
                 let message = "is for a limit, and this is unlimited: remove one of the two";
                 reader.fault(entry.line, &path.key(entry.key), message);
             }
@@ -195,7 +203,7 @@ fn rate_limit(
     Some(RuleLimit { name: name.map(Into::into), replaces, bucket })
 }
 
-/// Reads `unit` and `requests_per_unit`. Invalid values are replaced by others.
+/// Reads `unit`, `requests_per_unit` and `algorithm`. Invalid values are replaced by others.
 fn window_limit(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> BucketLimit {
     let unit = match fields.get("unit") {
         Some(entry) => reader.choice_of_any_case(entry.value, &path.key(entry.key), &Unit::ALL),
@@ -207,9 +215,13 @@ fn window_limit(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -
         Some(entry) => reader.whole(entry.value, &path.key(entry.key), 0..=MAX_LIMIT as i64, None),
         None => reader.missing(fields, path, "requests_per_unit", "the most hits within a unit"),
     };
+    let kind = fields
+        .get("algorithm")
+        .and_then(|entry| reader.choice(entry.value, &path.key(entry.key), &ALGORITHMS))
+        .unwrap_or(WindowKind::Fixed);
     let length_us = unit.unwrap_or(Unit::Second).length_us();
     let limit = requests.and_then(|requests| u64::try_from(requests).ok()).unwrap_or(1);
-    BucketLimit::of_window(limit, Window { length_us, kind: WindowKind::Fixed })
+    BucketLimit::of_window(limit, Window { length_us, kind })
 }
 
 /// Reads the names of the limits that a limit replaces. `own`: its own name.

@@ -15,6 +15,7 @@ use super::rules::{Rule, RuleLimit, Rules};
 use super::span::span_text;
 use crate::domain::bucket;
 use crate::domain::descriptor::Unit;
+use crate::domain::window::WindowKind;
 
 /// The limits as YAML with defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
@@ -166,6 +167,9 @@ fn rate_limit(limit: &RuleLimit) -> Mapping {
                 put(&mut fields, "unit", unit.word());
             }
             put(&mut fields, "requests_per_unit", bucket.limit.size_tokens);
+            if windows.is_some_and(|windows| windows.kind != WindowKind::Fixed) {
+                put(&mut fields, "algorithm", bucket.limit.algorithm.word());
+            }
         }
         None => put(&mut fields, "unlimited", true),
     }

@@ -445,7 +445,7 @@ impl Charge {
         Self { cost_us, max_wait_us: -cost_us }
     }
 
-    /// Takes tokens that count even if they are refused. Only for fixed and sliding windows.
+    /// Takes tokens that count even if they are refused. Only for windows; a log counts none that are refused.
     pub fn count(cost_us: f64) -> Self {
         Self { cost_us, max_wait_us: f64::INFINITY }
     }

@@ -83,7 +83,7 @@ pub enum TokenAction {
     /// Take the tokens only if all of them are available: no wait and no debt.
     TakeAvailable,
     /// Take the tokens, and count them even if they are refused, so that what is left may become negative. For
-    /// fixed and sliding windows only.
+    /// windows only; of a log, tokens that are refused do not count.
     Count,
     /// Put the tokens back. Tokens beyond the bucket's size are lost.
     GiveBack,

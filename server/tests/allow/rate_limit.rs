@@ -339,6 +339,37 @@ async fn hits_count_are_looked_at_and_given_back<S: Looks>(s: &Service<S>) {
     assert_eq!(found, [(false, 6), (false, 2), (true, 0)]);
 }
 
+/// The example of the document, by a rule: 3 + 5 × 0.7 = 6.5, of which 6 count; and a log.
+async fn rules_with_other_algorithms<S: Looks>(s: &Service<S>) {
+    s.set_limits(
+        "envoy: { domain: d, descriptors: [
+            { key: slides, rate_limit: { algorithm: sliding_window, unit: minute, requests_per_unit: 7 } },
+            { key: log, rate_limit: { algorithm: sliding_log, unit: minute, requests_per_unit: 2 } }] }",
+    );
+    to_start_of_day(s);
+    let hits = async |key, hits| {
+        let answer = &ask_for(s, hits, "d", &[&[(key, "v")]]).await[0];
+        (answer.is_over, answer.remaining, answer.reset_s)
+    };
+    assert_eq!(hits("slides", Hits::Count(5)).await, (false, 2, 60));
+    s.clock.advance(78 * SECOND);
+    assert_eq!(hits("slides", Hits::Count(3)).await, (false, 1, 42));
+    assert_eq!(hits("slides", Hits::Count(0)).await, (false, 1, 42));
+    assert_eq!(hits("slides", Hits::Count(2)).await, (true, 0, 42));
+    assert_eq!(hits("slides", Hits::Count(0)).await, (true, 0, 42));
+    assert_eq!(hits("slides", Hits::GiveBack(2)).await, (false, 1, 42));
+    assert_eq!(hits("log", Hits::Count(0)).await, (false, 2, 60));
+    assert_eq!(hits("log", Hits::Count(1)).await, (false, 1, 60));
+    s.clock.advance(30 * SECOND);
+    assert_eq!(hits("log", Hits::Count(1)).await, (false, 0, 60));
+    assert_eq!(hits("log", Hits::Count(1)).await, (true, 0, 60));
+    assert_eq!(hits("log", Hits::Count(0)).await, (false, 0, 60));
+    s.clock.advance(30 * SECOND + 1);
+    assert_eq!(hits("log", Hits::Count(2)).await, (true, 0, 60));
+    assert_eq!(hits("log", Hits::Count(1)).await, (false, 0, 60));
+    assert_eq!(hits("log", Hits::GiveBack(5)).await, (false, 2, 60));
+}
+
 async fn limits_in_the_request<S: Looks>(s: &Service<S>) {
     s.set_limits(
         "envoy: { domain: d, descriptors: [{ key: k, rate_limit: { unit: hour, requests_per_unit: 5 } }] }",
@@ -416,6 +447,7 @@ testkit::scenarios! {
     descriptors_are_buckets,
     a_change_of_the_limit_keeps_the_count,
     hits_count_are_looked_at_and_given_back,
+    rules_with_other_algorithms,
     limits_in_the_request,
     limits_of_a_request_beside_others,
     what_is_no_request,

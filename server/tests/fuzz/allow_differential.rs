@@ -57,7 +57,7 @@ enum Kind {
     },
     TakeAvailable,
     GiveBack,
-    /// Of a token bucket or a log: take the tokens without a wait.
+    /// Of a token bucket: take the tokens without a wait.
     Count,
 }
 
@@ -376,8 +376,7 @@ fn ask<'a>(
         BucketKind::Dynamic { max_buckets: rules.max_buckets }
     };
     let own = rules.limit.wait_timeout_ms;
-    let is_counter = terms.window.is_some_and(|window| window.kind != WindowKind::Log);
-    let counts = request.kind == Kind::Count && is_counter;
+    let counts = request.kind == Kind::Count && terms.window.is_some();
     BucketRequest {
         caller: None,
         namespace,

@@ -320,9 +320,16 @@ fn nonempty_text() -> impl Strategy<Value = String> {
 /// What limits an entry of Envoy's descriptors.
 fn rate_limit() -> impl Strategy<Value = Value> {
     let units = vec!["second", "MINUTE", "Hour", "day", "week", "month", "year"];
-    let limited = (select(units), 0_u64..1 << 32).prop_map(|(unit, requests)| {
-        vec![("unit", Some(json!(unit))), ("requests_per_unit", Some(json!(requests)))]
-    });
+    let algorithms = vec![None, Some("fixed_window"), Some("sliding_window"), Some("sliding_log")];
+    let limited = (select(units), 0_u64..1 << 32, select(algorithms)).prop_map(
+        |(unit, requests, algorithm)| {
+            vec![
+                ("unit", Some(json!(unit))),
+                ("requests_per_unit", Some(json!(requests))),
+                ("algorithm", algorithm.map(|word| json!(word))),
+            ]
+        },
+    );
     let unlimited = Just(vec![("unlimited", Some(json!(true)))]);
     let others = prop::collection::vec(nonempty_text(), 0..3);
     (prop_oneof![4 => limited, 1 => unlimited], prop::option::of(nonempty_text()), others).prop_map(

@@ -195,7 +195,7 @@ fn faults_of_a_directory_name_the_file() {
     assert_eq!(checked.code, 1);
     let expected = format!(
         "{}:\nline 5: descriptors[0].rate_limit.unit_multiplier: unknown key \"unit_multiplier\", \
-         the keys known here are unit, requests_per_unit, unlimited, name, replaces\n",
+         the keys known here are unit, requests_per_unit, algorithm, unlimited, name, replaces\n",
         path.display()
     );
     assert_eq!(checked.stdout, expected);

@@ -257,12 +257,12 @@ fn current_limit(bucket: &Bucket, name: Option<&str>) -> CurrentLimit {
     }
 }
 
-/// The seconds until the window of a bucket is over, rounded up.
+/// The seconds until the window of a bucket is over, rounded up: for a log, that which begins now.
 fn reset_s(bucket: &Bucket, now: Micros) -> i64 {
-    let length_us = bucket.limit.algorithm.windows().map_or(0, |window| window.length_us);
-    if length_us == 0 {
-        return 0;
-    }
-    let left_us = length_us - now.0.rem_euclid(length_us);
+    let left_us = match bucket.limit.algorithm.windows() {
+        Some(Window { length_us, kind: WindowKind::Log }) => length_us,
+        Some(Window { length_us, .. }) => length_us - now.0.rem_euclid(length_us),
+        None => 0,
+    };
     (left_us + 999_999) / 1_000_000
 }
