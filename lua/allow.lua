@@ -56,7 +56,8 @@
 -- length of a window, and twice that for one that slides; `life` is cap, `max_debt` 0. The state has 14 bytes,
 -- '<I6I4I4': a time within the window, in µs modulo 2^48, the tokens granted in it, and those granted in the
 -- window before. Requests with an infinite max_wait count even if they are refused, except by LOG; then the
--- balance may be negative, and they are not told when to ask again. The state of LOG is a log of lua/log.lua, and `grid` the window. It expires when it matters no more.
+-- balance may be negative, and they are not told when to ask again. The state of LOG is a log of lua/log.lua,
+-- and `grid` the window. It expires when it matters no more.
 -- States of different forms have different keys, so that nodes with different algorithms for a bucket do not
 -- overwrite each other's.
 --

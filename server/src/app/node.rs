@@ -195,6 +195,11 @@ impl<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration> Node<
         Ok(Threads { accept, workers, stop })
     }
 
+    /// The prefix of the headers that Envoy is asked to add.
+    fn envoy_headers(&self) -> Option<Arc<str>> {
+        self.settings.envoy_headers.as_deref().map(Arc::from)
+    }
+
     fn start_http(
         &self,
         workers: &mut Workers,
@@ -207,12 +212,13 @@ impl<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration> Node<
         let (services, metrics) = (self.services(), Arc::clone(&self.metrics));
         let readiness = self.readiness.clone();
         let service_state = Arc::clone(&self.service_state);
+        let envoy_headers = self.envoy_headers();
         let open = move || {
             let use_cases = services();
             let store = use_cases.capacity.store();
             let documents = DocumentService::new(store.clone(), Arc::clone(&service_state));
             let kill_switch = KillSwitchService::new(store.clone(), service_state);
-            let services = http::Services { use_cases, documents, kill_switch };
+            let services = http::Services { use_cases, documents, kill_switch, envoy_headers };
             let latency = metrics.rpc_duration("http");
             let (metrics, render_metrics) = http::metrics_page(metrics);
             tokio::spawn(render_metrics);
@@ -239,7 +245,7 @@ impl<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration> Node<
             let (services, reporter) = (self.services(), reporter.clone());
             let latency = self.metrics.rpc_duration("grpc");
             let advertise = Arc::clone(&self.addresses.advertise);
-            let headers = self.settings.envoy_headers.as_deref().map(Arc::from);
+            let headers = self.envoy_headers();
             let limits = self.node_limits.for_thread("grpc");
             let open = move || {
                 let health = HealthService::from_health_reporter(reporter);

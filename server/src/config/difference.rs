@@ -162,6 +162,12 @@ resources:
 holds:
   - { resource: "sandbox", domain_limit: 5, domains: { acme: 50 } }
   - { resource: "license.*" }
+envoy:
+  - domain: edge
+    descriptors:
+      - { key: ip, rate_limit: { unit: second, requests_per_unit: 10 } }
+      - { key: ip, value: "10.*", descriptors: [{ key: path, rate_limit: { unit: day, requests_per_unit: 5 } }] }
+  - { domain: other, descriptors: [] }
 "#;
 
     #[test]
@@ -189,6 +195,8 @@ holds:
                     "~ on_store_failure: \"local\" -> \"deny\"",
                     "~ namespaces.a.on_store_failure: \"local\" -> \"deny\"",
                     "~ namespaces.b.on_store_failure: \"local\" -> \"deny\"",
+                    "~ envoy.edge.on_store_failure: \"local\" -> \"deny\"",
+                    "~ envoy.other.on_store_failure: \"local\" -> \"deny\"",
                 ],
             ),
             (
@@ -229,6 +237,30 @@ holds:
                 "\"sandbox\", domain_limit: 5, domains: { acme: 50 } }\n  - { resource: \"license.*\" }",
                 "\"license.*\" }\n  - { resource: \"sandbox\", domain_limit: 5, domains: { acme: 50 } }",
                 &["~ holds (order): [\"sandbox\",\"license.*\"] -> [\"license.*\",\"sandbox\"]"],
+            ),
+            // The order of rules and of domains is no difference.
+            (
+                "domain: edge\n    descriptors:\n      - { key: ip, rate_limit: { unit: second, requests_per_unit: 10 } }\n",
+                "domain: edge\n    descriptors:\n      - { key: ua, rate_limit: { unlimited: true } }\n      - { key: ip, rate_limit: { unit: second, requests_per_unit: 20 } }\n",
+                &[
+                    "~ envoy.edge.descriptors.ip.rate_limit.requests_per_unit: 10 -> 20",
+                    "+ envoy.edge.descriptors.ua: {\"rate_limit\":{\"unlimited\":true}}",
+                ],
+            ),
+            (
+                "{ key: path, rate_limit: { unit: day,",
+                "{ key: path, rate_limit: { unit: hour,",
+                &[
+                    "~ envoy.edge.descriptors.\"ip=10.*\".descriptors.path.rate_limit.unit: \"day\" -> \"hour\"",
+                ],
+            ),
+            (
+                "{ domain: other, descriptors: [] }",
+                "{ domain: another, descriptors: [] }",
+                &[
+                    "- envoy.other: {\"on_store_failure\":\"local\"}",
+                    "+ envoy.another: {\"on_store_failure\":\"local\"}",
+                ],
             ),
         ] {
             let new = OLD.replace(from, to);

@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use super::UseCases;
 use super::overload::RETRY_S;
 use super::page_renderer::{PageHandle, page_channel};
+use super::rate_limit::HeaderPrefix;
 pub use super::status::{NodeInfo, QUERY_ESCAPES, StoreState, status_pages};
 use super::status::{StatusPages, resource as resource_view};
 use super::{access_codes, http_status};
@@ -121,6 +122,7 @@ struct ApiState<B, L> {
     use_cases: UseCases<B, L>,
     documents: DocumentService<L>,
     kill_switch: KillSwitchService<L>,
+    envoy_headers: HeaderPrefix,
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
@@ -134,6 +136,8 @@ pub struct Services<B, L> {
     pub documents: DocumentService<L>,
     /// The kill switch.
     pub kill_switch: KillSwitchService<L>,
+    /// The prefix of the headers that Envoy is asked to add.
+    pub envoy_headers: HeaderPrefix,
 }
 
 /// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
@@ -146,8 +150,9 @@ pub fn router<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administrati
     ready: Box<Readiness>,
     admission: Admission,
 ) -> Router {
-    let Services { use_cases, documents, kill_switch } = services;
-    let state = ApiState { use_cases, documents, kill_switch, pages, latency, ready };
+    let Services { use_cases, documents, kill_switch, envoy_headers } = services;
+    let state =
+        ApiState { use_cases, documents, kill_switch, envoy_headers, pages, latency, ready };
     Router::new()
         .route(allow::PATH, post(allow::allow::<B, L>))
         .route(rate_limit::PATH, post(rate_limit::should_rate_limit::<B, L>))

@@ -9,7 +9,7 @@ use testkit::command::tollgate;
 use testkit::grpc::channel;
 use testkit::http::http;
 use testkit::metrics::Scrape;
-use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually, runtime};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, in_repository, runtime};
 use tollgate_proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tollgate_proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -123,6 +123,48 @@ fn a_node_needs_no_limits_file_beside_a_directory() {
     assert_eq!((checked.code, checked.stdout), (0, shown.stdout));
 }
 
+/// An outage is answered by a limit, not by an error, whose meaning the gateway would decide.
+#[test]
+fn without_the_store_the_failure_policy_decides() {
+    let dir = TempDir::new().unwrap();
+    for policy in ["local", "allow", "deny"] {
+        let file = format!("on_store_failure: {policy}\n{}", domain(policy, 4));
+        fs::write(dir.path().join(format!("{policy}.yaml")), file).unwrap();
+    }
+    let redis = Redis::start();
+    let dir = dir.path().to_str().unwrap();
+    let node =
+        Node::start_with(&["--envoy-limits", dir, "--envoy-headers", "--store", &redis.url()]);
+    node.wait_for_store();
+    let said = |domain: &str| {
+        let answer = ask(&node, domain);
+        let status = &answer.statuses[0];
+        assert_eq!(answer.overall_code, status.code);
+        (status.code(), status.limit_remaining)
+    };
+    for policy in ["local", "allow", "deny"] {
+        eventually("the store decides", TEST_TIMEOUT, || said(policy).0 == Code::Ok);
+    }
+    drop(redis);
+    eventually("deny refuses", TEST_TIMEOUT, || said("deny") == (Code::OverLimit, 0));
+    for _ in 0..10 {
+        assert_eq!(said("allow"), (Code::Ok, 4));
+    }
+    // The node's own count, which begins with the outage.
+    let counts: Vec<_> = (0..10).map(|_| said("local")).collect();
+    assert!(counts.contains(&(Code::Ok, 0)), "{counts:?}");
+    assert_eq!(counts.last(), Some(&(Code::OverLimit, 0)), "{counts:?}");
+    assert!(counts.iter().filter(|(code, _)| *code == Code::Ok).count() <= 4, "{counts:?}");
+}
+
+#[test]
+fn the_sample_is_valid() {
+    let sample = in_repository("config/envoy");
+    let checked = tollgate(&["check", "--envoy-limits", sample.to_str().unwrap()]);
+    assert_eq!((checked.code, checked.stderr.as_str()), (0, ""), "{checked:?}");
+    assert!(checked.stdout.contains("domain: edge"), "{checked:?}");
+}
+
 /// As in the documentation of Envoy's rate limit service.
 #[test]
 fn json_as_in_envoys_service() {
@@ -137,21 +179,24 @@ fn json_as_in_envoys_service() {
     let post = |body: &str| {
         let answer = http(node.http, "POST", "/json", body.as_bytes());
         let mut json = answer.json();
+        let headers = json.as_object_mut().unwrap().remove("responseHeadersToAdd");
+        let left = headers.map(|headers| headers[1].clone());
         for status in json["statuses"].as_array_mut().into_iter().flatten() {
             let reset = status["durationUntilReset"].take();
             let is_time = |text: &str| text.ends_with('s') && text != "0s";
             assert!(reset.is_null() || is_time(reset.as_str().unwrap()), "{reset}");
             status.as_object_mut().unwrap().remove("durationUntilReset");
         }
-        (answer.status, json)
+        (answer.status, left, json)
     };
+    let left = |left: &str| Some(json!({ "key": "x-ratelimit-remaining", "value": left }));
     let entry = |key: &str| format!(r#"{{"entries": [{{"key": "{key}", "value": "something"}}]}}"#);
     let one = json!({ "requestsPerUnit": 1, "unit": "DAY" });
     let two = json!({ "requestsPerUnit": 2, "unit": "DAY", "name": "n" });
     let body = format!(r#"{{"domain": "dummy", "descriptors": [{}]}}"#, entry("one_per_day"));
     let expected =
         json!({ "overallCode": "OK", "statuses": [{ "code": "OK", "currentLimit": one }] });
-    assert_eq!(post(&body), (200, expected));
+    assert_eq!(post(&body), (200, left("0"), expected));
     let both = format!("{}, {}, {}", entry("one_per_day"), entry("two"), entry("none"));
     let body = format!(r#"{{"domain": "dummy", "descriptors": [{both}], "hits_addend": 1}}"#);
     let statuses = json!([
@@ -160,12 +205,13 @@ fn json_as_in_envoys_service() {
         { "code": "OK" },
     ]);
     let expected = json!({ "overallCode": "OVER_LIMIT", "statuses": statuses });
-    assert_eq!(post(&body), (429, expected));
+    assert_eq!(post(&body), (429, left("0"), expected));
     let own = r#"{"entries": [{"key": "x", "value": "y"}], "hitsAddend": "3", "limit": {"requestsPerUnit": 5, "unit": "HOUR"}}"#;
     let body = format!(r#"{{"domain": "dummy", "descriptors": [{own}]}}"#);
     let hour = json!({ "requestsPerUnit": 5, "unit": "HOUR" });
     let status = json!({ "code": "OK", "currentLimit": hour, "limitRemaining": 2 });
-    assert_eq!(post(&body), (200, json!({ "overallCode": "OK", "statuses": [status] })));
+    let expected = json!({ "overallCode": "OK", "statuses": [status] });
+    assert_eq!(post(&body), (200, left("2"), expected));
     for (body, fault) in [
         ("{}", "domain is empty"),
         (r#"{"domain": "dummy"}"#, "there are no descriptors"),
@@ -176,7 +222,7 @@ fn json_as_in_envoys_service() {
         (r#"{"domain": "dummy", "x": 1}"#, "the body is not a valid RateLimitRequest in JSON"),
         ("x", "the body is not a valid RateLimitRequest in JSON"),
     ] {
-        let (status, json) = post(body);
+        let (status, _, json) = post(body);
         assert_eq!(status, 400, "{body}");
         assert!(json["error"].as_str().unwrap().contains(fault), "{json}");
     }

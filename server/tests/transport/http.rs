@@ -83,6 +83,10 @@ fn refusals_have_the_status_that_is_asked_for() {
     assert_eq!(headers(&never.head), expected);
     let [policy, ..] = headers(&ask("?status=429", "q\"é%", 1).head);
     assert_eq!(policy, some("\"ns:q%22%c3%a9%25\";q=1;w=1000"));
+    // The bucket was not asked, so nobody knows what is left.
+    let too_many = ask("?status=429", "b", 21);
+    assert_eq!(headers(&too_many.head), [some("\"ns:b\";q=10;w=864000"), None, None]);
+    assert_eq!(headers(&ask("?status=429", "none", 1).head), [None, None, None]);
     for query in ["?status=200", "?status=x", "?status=", "?status=600", "?status=403&status=429"] {
         let answer = ask(query, "b", 1);
         let text = "status must be a number from 400 to 599: the HTTP status of refusals";

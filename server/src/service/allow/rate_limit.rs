@@ -125,12 +125,10 @@ impl<S: Store> AllowService<S> {
             |target, hits| Target::request(target, hits, (query.domain, caller), &snapshot);
         let mut requests = SmallVec::<[BucketRequest<'_>; 4]>::new();
         for target in &targets {
+            requests.push(request(target, target.hits));
             // What is given back is followed by a look, which answers.
             if let Hits::GiveBack(_) = target.hits {
-                requests.push(request(target, target.hits));
                 requests.push(request(target, Hits::Count(0)));
-            } else {
-                requests.push(request(target, target.hits));
             }
         }
         let outcomes = match requests.is_empty() {

@@ -87,7 +87,8 @@ fn status(answer: &Answer<'_>, refusals: StatusCode) -> StatusCode {
     }
 }
 
-/// `Retry-After` after a refusal that is not for ever; `RateLimit-Policy` and `RateLimit` where a bucket decided.
+/// `Retry-After` after a refusal that is not for ever; `RateLimit-Policy` of the bucket; `RateLimit` if it is known what
+/// is left in it.
 fn headers(answer: &Answer<'_>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut add = |name, value: String| {
@@ -105,6 +106,10 @@ fn headers(answer: &Answer<'_>) -> HeaderMap {
         let bucket = utf8_percent_encode(&bucket, NOT_IN_TEXT);
         let (quota, window_s) = policy(answer.limit);
         add(RATE_LIMIT_POLICY, format!("\"{bucket}\";q={quota};w={window_s}"));
+        let has_decided = matches!(answer.status, Status::Ok | Status::Timeout);
+        if !has_decided || answer.degraded || answer.shadow {
+            return headers;
+        }
         let left = answer.tokens_available.clamp(0.0, MAX_INTEGER).floor();
         let until = retry_after_s.map(|seconds| format!(";t={seconds}")).unwrap_or_default();
         add(RATE_LIMIT, format!("\"{bucket}\";r={left}{until}"));

@@ -27,7 +27,8 @@ pub(super) async fn should_rate_limit<B: Store, L: Send + Sync>(
     let started = Instant::now();
     let request: RateLimitRequest = decode(&body, "RateLimitRequest")?;
     caller.may_ask_in(&request.domain).map_err(access_denied)?;
-    let answer = answer(&state.use_cases.allow, &request, caller.id(), None).await;
+    let answer =
+        answer(&state.use_cases.allow, &request, caller.id(), state.envoy_headers.as_deref()).await;
     state.latency.record(started.elapsed().as_secs_f64());
     let answer = answer.map_err(|error| service_error(&error))?;
     let status = match answer.overall_code() {

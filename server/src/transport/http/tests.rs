@@ -90,6 +90,7 @@ fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
         use_cases: UseCases { allow, capacity: leases, throttles, holds },
         documents,
         kill_switch,
+        envoy_headers: None,
     };
     router(services, pages, latency, ready, admission)
 }

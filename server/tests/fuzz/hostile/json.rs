@@ -77,6 +77,7 @@ fn any_request_over_http() {
         use_cases: UseCases { allow, capacity, throttles, holds },
         documents,
         kill_switch,
+        envoy_headers: None,
     };
     let port = router(services, pages, took, ready, admission);
     let budget = Budget::unlimited();

@@ -70,6 +70,7 @@ pub(crate) struct EncodedRequest {
     cost_us: f64,
     max_wait_us: f64,
     is_window: bool,
+    /// Whether its tokens count even if they are refused: a log counts none of these.
     counts_refused: bool,
     dynamic: bool,
 }
@@ -115,7 +116,7 @@ impl EncodedRequest {
                 f64::from(rewrite | enroll | window),
             ],
             is_window: terms.window.is_some(),
-            counts_refused: charge.counts_refused(),
+            counts_refused: charge.counts_refused() && window & LOG == 0,
             cost_us: charge.cost_us,
             max_wait_us: charge.max_wait_us,
             dynamic: matches!(request.kind, BucketKind::Dynamic { .. }),
