@@ -33,8 +33,8 @@
 --                       its key, and the number of requests. Runs with the same key are adjacent.
 --            cost       of the tokens of one request, in µs of accrual; negative: tokens are put
 --                       back
---            max_wait   µs; negative: so much accrual must be left; infinite with a cost of at least 0:
---                       see "Windows"
+--            max_wait   µs; negative: so much accrual must be left; infinite: always granted, whatever
+--                       the debt, down to MAX_SPAN; of a window see "Windows"
 --
 -- Reply: a string. For each run a byte and a double, then a double for each register.
 --   Byte: the number of requests granted, which are the first ones; plus 127 if the bucket was full
@@ -48,7 +48,7 @@
 --
 -- State. 12 bytes, '<I6I6': the whole µs at which the balance is zero, modulo 2^48; and from the
 -- lowest bit 18 bits of fraction, the upper 6 bits of the mark, one bit that says that a debt beyond
--- the limit was carried over from other limits, the lower 23 bits of the mark. A value of any other
+-- the limit is owed (from other limits, or settled), the lower 23 bits of the mark. A value of any other
 -- type or length counts as absent. A full bucket and an absent one are the same.
 --
 -- Windows. Where at most `cap` tokens are granted within a window, the balance is what is left of them, so
@@ -64,7 +64,8 @@
 -- Expiry. A state may outlive the time at which its bucket is full. It expires at the next step of
 -- the grid after that. A grant that does not pass a step leaves the expiry as it is, which saves a
 -- third of the cost. REWRITE writes the expiry with every decision: while there may be states whose
--- expiry was computed from other limits, or if a bucket may become idle before it is full.
+-- expiry was computed from other limits, or if a bucket may become idle before it is full. So does a debt
+-- beyond the limit, which lasts longer than nodes reckon with.
 --
 -- Registers. A bucket of a bounded namespace is in the register as long as it has a state. So a
 -- bucket with a state is decided without the register, and one without a state needs a place there.
@@ -215,7 +216,8 @@ while at <= #groups do
   run_term, size, cost, max_wait, at = unpack_bytes(GROUP, groups, at)
   local cost_whole = cost - cost % 1
   local cost_part = math.ceil((cost - cost_whole) * FRACTIONS)
-  local counts_refused = cost >= 0 and max_wait == math.huge
+  local is_unlimited = max_wait == math.huge
+  local counts_refused = cost >= 0 and is_unlimited
   if run_term ~= term then
     term = run_term
     cap, max_debt, mark, idle, grid, life, flags, register, bound =
@@ -229,8 +231,9 @@ while at <= #groups do
     local low = mark % 8388608
     mark = (mark - low) / 8388608 * FRACTIONS + low * 2 * CARRIED
   end
+  if length then is_unlimited = false end
   -- The lowest balance at which a request is granted.
-  local min_balance = math.max(-max_wait, cost - max_debt) - SLACK
+  local min_balance = is_unlimited and -math.huge or math.max(-max_wait, cost - max_debt) - SLACK
   -- The first request to a full bucket makes it zero so long ago.
   local first_since, first_part = since_zero(cap - cost)
 
@@ -330,7 +333,7 @@ while at <= #groups do
           balance = since - part / FRACTIONS
           if balance < lowest then balance, restated = -max_debt, true end
         end
-        if not restated then full_at_before = now_to_full - since end
+        if not restated and not carried then full_at_before = now_to_full - since end
       end
       local full = balance >= cap
       if full then balance = cap end
@@ -377,6 +380,10 @@ while at <= #groups do
       local was_full = full
       if granted > 0 then
         carried = false
+        if is_unlimited then
+          if since - part / FRACTIONS < -MAX_SPAN then since, part = -MAX_SPAN, 0 end
+          carried = since - part / FRACTIONS < -max_debt
+        end
         if full or cost <= 0 then full = since - part / FRACTIONS >= cap end
       end
       local changed = granted > 0 or restated
@@ -424,7 +431,7 @@ while at <= #groups do
           call('DEL', keys[index])
           written, value = true, false
         end
-      elseif changed or value and rewrite then
+      elseif changed or value and (rewrite or carried) then
         if changed and full then
           since, part = since_zero(cap)
           full_at_before, carried = nil, false

@@ -5,13 +5,14 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "quotaservice.proto",
     "doorman.proto",
     "envoy/config/core/v3/base.proto",
     "envoy/extensions/common/ratelimit/v3/ratelimit.proto",
     "envoy/service/ratelimit/v3/rls.proto",
     "envoy/type/v3/ratelimit_unit.proto",
+    "tollgate/v1/buckets.proto",
     "tollgate/v1/holds.proto",
     "tollgate/v1/throttle.proto",
 ];

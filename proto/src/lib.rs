@@ -17,7 +17,7 @@ pub mod doorman {
 
 /// What is tollgate's own: limits per tenant.
 pub mod tollgate {
-    /// Hits of domains on resources, and copies that they hold: the `tollgate.v1` package.
+    /// Hits of domains on resources, copies that they hold, and settlements of grants: the `tollgate.v1` package.
     #[allow(missing_docs, clippy::all, unreachable_pub)]
     pub mod v1 {
         tonic::include_proto!("tollgate.v1");

@@ -14,7 +14,9 @@ mod series;
 mod store;
 mod throttles;
 
-pub use buckets::{AllowOutcome, BucketMetrics, PrefetchMetrics, ShadowMetrics};
+pub use buckets::{
+    AllowOutcome, BucketMetrics, PrefetchMetrics, SettleOutcome, SettlementMetrics, ShadowMetrics,
+};
 pub use holds::{HoldMetrics, ReserveOutcome};
 pub use leases::{CapacityMetrics, LeaseOutcome, ResourceGauges};
 pub use loads::{LimitsMetrics, LoadMetrics};

@@ -32,6 +32,7 @@ use crate::settings::Settings;
 use crate::store::clock::Clock;
 use crate::store::holds::HoldStore;
 use crate::store::look::Looks;
+use crate::store::permits::PermitStore;
 use crate::store::redis::Health;
 use crate::store::throttle::ThrottleStore;
 use crate::store::{Administration, LeaseStore};
@@ -56,7 +57,10 @@ pub(super) struct Stores<B, L> {
 
 /// Runs a node until `shutdown` completes, then drains it. `maintain` does the store's background
 /// work; the node stops if it completes.
-pub(super) async fn run<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration>(
+pub(super) async fn run<
+    B: Looks + PermitStore,
+    L: LeaseStore + ThrottleStore + HoldStore + Administration,
+>(
     prepared: Prepared,
     stores: Stores<B, L>,
     maintain: impl Future<Output = Error>,
@@ -148,7 +152,9 @@ impl Addresses {
     }
 }
 
-impl<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration> Node<B, L> {
+impl<B: Looks + PermitStore, L: LeaseStore + ThrottleStore + HoldStore + Administration>
+    Node<B, L>
+{
     /// Makes what renews the leases of this cluster from its parent.
     fn renewal(&self, parent: Parent, leases: L) -> (Renewal<L>, ParentClient) {
         let renewal = Renewal::new(leases, self.settings.node_id(), parent.cluster);

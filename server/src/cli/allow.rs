@@ -36,6 +36,7 @@ impl RequestArgs {
             tokens_requested: self.tokens,
             max_wait_millis_override: max_wait_ms.unwrap_or_default(),
             max_wait_time_override: max_wait_ms.is_some(),
+            settle: false,
         })
     }
 }
@@ -44,6 +45,9 @@ impl RequestArgs {
 pub(super) struct Args {
     #[command(flatten)]
     request: RequestArgs,
+    /// Ask for a permit, with which tollgate settle can say later how many tokens were used in fact
+    #[arg(long)]
+    settle: bool,
     #[command(flatten)]
     node: NodeArgs,
     /// Print the answer as one JSON object
@@ -53,6 +57,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     let (node, request) = (args.node.node()?, args.request.request()?);
+    let request = AllowRequest { settle: args.settle, ..request };
     let response = super::block_on(ask(&node, request))??;
     if args.json {
         let text = serde_json::to_string(&response).map_err(|error| error.to_string())?;
@@ -93,6 +98,9 @@ fn text(response: &AllowResponse) -> String {
     if matches!(response.status(), Status::Ok | Status::RejectedTimeout) {
         lines.push(format!("available  {}", response.tokens_available));
     }
+    if !response.permit.is_empty() {
+        lines.push(format!("permit     {}", response.permit));
+    }
     if response.soft_limited {
         lines.push("past the soft limit".to_owned());
     }
@@ -105,6 +113,6 @@ fn text(response: &AllowResponse) -> String {
     lines.join("\n") + "\n"
 }
 
-fn tokens(count: i64) -> String {
+pub(super) fn tokens(count: i64) -> String {
     if count == 1 { "1 token".to_owned() } else { format!("{count} tokens") }
 }

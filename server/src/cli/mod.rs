@@ -25,6 +25,7 @@ mod limits;
 mod node;
 mod request;
 mod serve;
+mod settle;
 mod text;
 mod throttle;
 mod tls_diagnosis;
@@ -70,6 +71,8 @@ enum Command {
     Check(check::Args),
     /// Ask a node for tokens once; exit 0 when granted, 1 when refused
     Allow(allow::Args),
+    /// Say what was used of a grant of tokens; exit 1 when it can't be settled
+    Settle(settle::Args),
     /// Ask a node for hits of a domain on a resource; exit 0 when granted, 1 when refused
     Request(request::Args),
     /// Run a command while it holds copies of a resource for a domain, as flock does
@@ -107,6 +110,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Check(args) => check::run(&args),
         Command::Allow(args) => allow::run(args),
+        Command::Settle(args) => settle::run(args),
         Command::Request(args) => request::run(args),
         Command::Hold(args) => hold::run(args),
         Command::Held(args) => hold::run_command(&args),

@@ -26,7 +26,17 @@ const CHOICES: [(&str, Word); 5] = [
 
 /// The keys that not all algorithms have, and the algorithms that have them.
 const OWN_KEYS: [(&[&str], &[&str]); 4] = [
-    (&["size", "fill_rate", "wait_timeout_millis", "max_debt_millis", "prefetch"], &[TOKEN_BUCKET]),
+    (
+        &[
+            "size",
+            "fill_rate",
+            "wait_timeout_millis",
+            "max_debt_millis",
+            "prefetch",
+            "settle_within",
+        ],
+        &[TOKEN_BUCKET],
+    ),
     (&["soft_limit_percent"], &[TOKEN_BUCKET, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG]),
     (&["rate", "queue"], &[LEAKY_BUCKET]),
     (&["limit", "window"], &[FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG]),

@@ -184,6 +184,12 @@ envoy:
                 &["+ namespaces.a.buckets.x.enforce: false"],
             ),
             (
+                "x: { size: 1 }",
+                "x: { size: 1, settle_within: 90s }",
+                &["+ namespaces.a.buckets.x.settle_within: \"90s\""],
+            ),
+            ("x: { size: 1 }", "x: { size: 1, settle_within: 5m }", &[]),
+            (
                 "\"a.b\": {}",
                 "\"a.b\": { fill_rate: 25, max_tokens_per_request: 50 }",
                 &["~ namespaces.a.buckets.\"a.b\".fill_rate: 50 -> 25"],

@@ -9,6 +9,7 @@ use super::fault::YamlPath;
 use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
 use super::rate::rate;
 use super::read::{Entry, Fields, Keys, Reader};
+use super::span::span;
 use super::tree::YamlNode;
 use crate::domain::bucket::{Algorithm, BucketLimit, MAX_SPAN_US};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
@@ -17,6 +18,9 @@ use crate::domain::names::{NameFault, check_bucket, check_namespace};
 const MAX_SIZE: i64 = 1 << 53;
 
 const MAX_SPAN_MS: i64 = (MAX_SPAN_US / 1000.0) as i64;
+
+/// The times within which a grant may be settled.
+const SETTLE_WITHIN_MS: RangeInclusive<u64> = 1000..=86_400_000;
 
 const NAMESPACE_KEYS: Keys = Keys {
     shape: "a mapping, such as { default_bucket: { size: 100, fill_rate: 50 } }",
@@ -47,6 +51,7 @@ const BUCKET_KEYS: Keys = Keys {
         "max_tokens_per_request",
         "soft_limit_percent",
         "prefetch",
+        "settle_within",
         "enforce",
     ],
     ignored: &[
@@ -283,6 +288,8 @@ fn token_limit(
         max_debt_ms: unsigned(max_debt).unwrap_or(default.max_debt_ms),
         max_tokens_per_request: Some((tokens_a_second as u64).max(1)),
         prefetch_tokens: unsigned(prefetch).unwrap_or(default.prefetch_tokens),
+        settle_within_ms: settle_within_ms(reader, fields, path)
+            .unwrap_or(default.settle_within_ms),
         ..default
     };
     if let Some(entry) = fields.get("prefetch").filter(|_| prefetch.is_some()) {
@@ -307,6 +314,19 @@ fn soft_limit_percent(
     reader.number(entry.value, &path.key(entry.key), expected, |number| {
         Some(number.value).filter(|percent| *percent > 0.0 && *percent <= 100.0)
     })
+}
+
+/// Reads `settle_within`; `None` if it is missing or invalid.
+fn settle_within_ms(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option<u64> {
+    let entry = fields.get("settle_within")?;
+    let within_us = span(reader, fields, path, "settle_within", 1, "")?;
+    let within_ms = u64::try_from(within_us / 1000).ok()?;
+    if !SETTLE_WITHIN_MS.contains(&within_ms) {
+        let message = "must be from 1s to 1d";
+        reader.fault(entry.value.line, &path.key(entry.key), message);
+        return None;
+    }
+    Some(within_ms)
 }
 
 /// Checks `prefetch`: at most half of the size, and not in a template.

@@ -216,6 +216,10 @@ fn bucket(bucket: &Bucket) -> Mapping {
     if limit.prefetch_tokens > 0 {
         put(&mut fields, "prefetch", limit.prefetch_tokens);
     }
+    if limit.settle_within_ms != bucket::SETTLE_WITHIN_MS {
+        let within_us = i64::try_from(limit.settle_within_ms * 1000).unwrap_or(i64::MAX);
+        put(&mut fields, "settle_within", span_text(within_us));
+    }
     put_shadow(&mut fields, bucket.enforce);
     fields
 }

@@ -101,6 +101,11 @@ impl State {
         }
     }
 
+    /// Whether it may be a debt beyond the limit, which lasts longer than [`Terms::longest_life_us`].
+    pub fn is_carried(&self) -> bool {
+        self.tokens().is_some_and(|state| state.carried)
+    }
+
     fn tokens(&self) -> Option<&bucket::State> {
         match self {
             Self::Tokens(state) => Some(state),

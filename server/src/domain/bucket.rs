@@ -32,6 +32,9 @@ pub const MAX_SPAN_US: f64 = 126_230_400_000_000.0;
 /// Valid fill rates, in tokens per second. Above the maximum, [`FRACTIONS`] would be too coarse.
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-8..=1e8;
 
+/// How long after a grant it can be settled, by default.
+pub const SETTLE_WITHIN_MS: u64 = 5 * 60 * 1000;
+
 /// Smallest step of the expiry grid, in µs: about an eighth of a second.
 const FINEST_GRID_US: f64 = 131_072.0;
 
@@ -39,6 +42,9 @@ const FINEST_GRID_US: f64 = 131_072.0;
 pub const STATE_BYTES: usize = 12;
 
 const TIME_MODULUS: i64 = 1 << 48;
+
+/// The most that one request moves a balance by, in µs: from a full bucket to the longest debt, or back.
+const MOST_US: f64 = 2.0 * MAX_SPAN_US;
 
 /// How a bucket decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +113,8 @@ pub struct BucketLimit {
     pub soft_limit_percent: Option<f64>,
     /// The most tokens that each node prefetches; 0: no prefetch.
     pub prefetch_tokens: u64,
+    /// How long after a grant of a token bucket it can be settled.
+    pub settle_within_ms: u64,
 }
 
 impl Default for BucketLimit {
@@ -121,6 +129,7 @@ impl Default for BucketLimit {
             max_tokens_per_request: Some(50),
             soft_limit_percent: None,
             prefetch_tokens: 0,
+            settle_within_ms: SETTLE_WITHIN_MS,
         }
     }
 }
@@ -363,8 +372,8 @@ pub struct State {
     pub zero_frac: u32,
     /// The mark of the terms under which the state was written.
     pub mark: Mark,
-    /// A change of limits left a debt beyond the debt limit, which still must be paid. If `false`,
-    /// a debt beyond the limit means that the clock stepped back.
+    /// A change of limits, or a settlement, left a debt beyond the debt limit, which still must be
+    /// paid. If `false`, a debt beyond the limit means that the clock stepped back.
     pub carried: bool,
 }
 
@@ -422,6 +431,15 @@ impl State {
         }
         Self { zero_us: self.zero_us + whole as i64, zero_frac: frac as u32, ..self }
     }
+
+    /// The state with a debt that can be stored, and marked if it is beyond the debt limit.
+    fn with_any_debt(self, terms: &Terms, now: Micros) -> Self {
+        let left = match self.accrued_us(now) < -MAX_SPAN_US {
+            true => Self::at(now, -MAX_SPAN_US, terms),
+            false => self,
+        };
+        Self { carried: left.accrued_us(now) < -terms.max_debt_us, ..left }
+    }
 }
 
 /// One request to a bucket, in the units of the arithmetic.
@@ -445,22 +463,26 @@ impl Charge {
         Self { cost_us, max_wait_us: -cost_us }
     }
 
-    /// Takes tokens that count even if they are refused. Only for windows; a log counts none that are refused.
+    /// Takes tokens that count whatever the limits. Of a token bucket they are always granted, and may leave
+    /// any debt that can be stored. Of a window they count even if they are refused; a log counts none that
+    /// are refused.
     pub fn count(cost_us: f64) -> Self {
-        Self { cost_us, max_wait_us: f64::INFINITY }
+        Self { cost_us: cost_us.min(MOST_US), max_wait_us: f64::INFINITY }
     }
 
-    /// Whether the tokens count even if they are refused.
+    /// Whether a token bucket grants it whatever the debt.
+    fn is_unlimited(&self) -> bool {
+        self.max_wait_us == f64::INFINITY
+    }
+
+    /// Whether the tokens count even if they are refused. Only windows refuse such.
     pub fn counts_refused(&self) -> bool {
         self.cost_us >= 0.0 && self.max_wait_us == f64::INFINITY
     }
 
-    /// Returns tokens that cost `cost_us`. Tokens beyond the bucket's size are lost. Refused only
-    /// if the debt would still exceed the limit.
+    /// Returns tokens that cost `cost_us`. Tokens beyond the bucket's size are lost. Never refused.
     pub fn give_back(cost_us: f64) -> Self {
-        // Enough to pay off any debt and fill any bucket.
-        let most_us = 2.0 * MAX_SPAN_US;
-        Self { cost_us: -cost_us.min(most_us), max_wait_us: f64::INFINITY }
+        Self { cost_us: -cost_us.min(MOST_US), max_wait_us: f64::INFINITY }
     }
 }
 
@@ -501,7 +523,7 @@ struct Balance {
     /// The balance was converted or corrected, so the state must be written again even if the
     /// request is refused.
     restated: bool,
-    /// The balance may be a debt beyond the limit, from before a change of limits.
+    /// The balance may be a debt beyond the limit, from before a change of limits or from a settlement.
     carried: bool,
     full: bool,
 }
@@ -524,7 +546,7 @@ impl Balance {
                 }
                 (restated, carried) = (true, true);
             }
-            // No grant exceeds the debt limit. Without a change of limits, a longer debt means that
+            // No grant exceeds the debt limit, but settlements. Without a change of limits, a longer debt means that
             // the clock stepped back, so it is cut to the limit.
             if !carried && accrued_us < -terms.max_debt_us - 1.0 {
                 accrued_us = -terms.max_debt_us;
@@ -555,7 +577,11 @@ pub fn decide(state: Option<&State>, terms: &Terms, charge: &Charge, now: Micros
             }
             _ => State::at(now, accrued_us - charge.cost_us, terms),
         };
-        let filled = charge.cost_us < 0.0 && left.accrued_us(now) >= terms.cap_us;
+        let left = match charge.is_unlimited() {
+            true => left.with_any_debt(terms, now),
+            false => left,
+        };
+        let filled = charge.cost_us <= 0.0 && left.accrued_us(now) >= terms.cap_us;
         match state {
             None if filled => Change::Keep,
             Some(_) if filled => fill(terms, now),
@@ -583,7 +609,8 @@ fn fill(terms: &Terms, now: Micros) -> Change {
 }
 
 fn allowed(accrued_us: f64, terms: &Terms, charge: &Charge) -> bool {
-    is_wait_allowed(accrued_us, charge) && is_debt_allowed(accrued_us, terms, charge)
+    charge.is_unlimited()
+        || is_wait_allowed(accrued_us, charge) && is_debt_allowed(accrued_us, terms, charge)
 }
 
 /// The wait of a grant that found this balance, in whole milliseconds, rounded up.

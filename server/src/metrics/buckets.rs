@@ -6,8 +6,8 @@ use metrics::{Counter, Gauge};
 
 use super::Metrics;
 use super::names::{
-    DECISIONS, DEGRADED, DYNAMIC_CREATED, DYNAMIC_LIVE, PREFETCH_SERVED, PREFETCH_TOKENS, SHADOWED,
-    SOFT_LIMITED, TOKENS_GRANTED,
+    DECISIONS, DEGRADED, DYNAMIC_CREATED, DYNAMIC_LIVE, PREFETCH_SERVED, PREFETCH_TOKENS,
+    SETTLEMENTS, SHADOWED, SOFT_LIMITED, TOKENS_GRANTED,
 };
 
 /// The outcome of a request for tokens.
@@ -49,6 +49,8 @@ pub struct BucketMetrics {
     /// Registered when they are needed first, for a bucket that the document enforces: only the kill
     /// switch brings it into shadow.
     shadowed: OnceLock<Box<ShadowMetrics>>,
+    /// Registered at the first settlement, as few buckets have any.
+    settlements: OnceLock<Box<SettlementMetrics>>,
     /// Dynamic buckets created.
     pub created: Counter,
     /// Dynamic buckets registered in the namespace.
@@ -76,6 +78,7 @@ impl BucketMetrics {
             soft_limited: metrics.counter(SOFT_LIMITED, &labels),
             degraded: metrics.counter(DEGRADED, &labels),
             shadowed: OnceLock::new(),
+            settlements: OnceLock::new(),
             created: dynamic_counter(DYNAMIC_CREATED),
             live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
             prefetch: None,
@@ -102,6 +105,16 @@ impl BucketMetrics {
         outcomes[outcome as usize].increment(1);
     }
 
+    /// Counts a settlement. `register` registers the metrics of the bucket.
+    pub fn count_settlement(
+        &self,
+        outcome: SettleOutcome,
+        register: impl FnOnce() -> SettlementMetrics,
+    ) {
+        let SettlementMetrics(outcomes) = &**self.settlements.get_or_init(|| Box::new(register()));
+        outcomes[outcome as usize].increment(1);
+    }
+
     /// Counts a request with its outcome and the tokens granted.
     pub fn count(&self, outcome: AllowOutcome, tokens: u64) {
         self.outcomes[outcome as usize].increment(1);
@@ -124,6 +137,31 @@ impl ShadowMetrics {
             AllowOutcome::Granted | AllowOutcome::Invalid => Counter::noop(),
             _ => metrics.counter(SHADOWED, &[labels[0], labels[1], ("outcome", word)]),
         }))
+    }
+}
+
+/// The outcome of a settlement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum SettleOutcome {
+    Settled,
+    Already,
+    Unknown,
+}
+
+/// By outcome: settlements of grants of one bucket.
+pub struct SettlementMetrics([Counter; 3]);
+
+impl SettlementMetrics {
+    /// Registers the metrics of a bucket.
+    pub fn new(metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let labels = [("namespace", namespace), ("bucket", bucket)];
+        // In the order of the outcomes.
+        Self(
+            ["settled", "already", "unknown"].map(|word| {
+                metrics.counter(SETTLEMENTS, &[labels[0], labels[1], ("outcome", word)])
+            }),
+        )
     }
 }
 

@@ -4,6 +4,7 @@ pub(super) const DECISIONS: &str = "tollgate_decisions_total";
 pub(super) const TOKENS_GRANTED: &str = "tollgate_tokens_granted_total";
 pub(super) const SOFT_LIMITED: &str = "tollgate_soft_limited_total";
 pub(super) const SHADOWED: &str = "tollgate_shadowed_decisions_total";
+pub(super) const SETTLEMENTS: &str = "tollgate_settlements_total";
 pub(super) const DESCRIPTORS_UNLIMITED: &str = "tollgate_descriptors_without_limit_total";
 pub(super) const DEGRADED: &str = "tollgate_degraded_decisions_total";
 pub(super) const DYNAMIC_CREATED: &str = "tollgate_dynamic_buckets_created_total";
@@ -68,7 +69,7 @@ pub(super) const HTTP2_FAULTS: &str = "tollgate_http2_faults_total";
 pub(super) const BUILD_INFO: &str = "tollgate_build_info";
 pub(super) const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-pub(super) const COUNTERS: [(&str, &str); 36] = [
+pub(super) const COUNTERS: [(&str, &str); 37] = [
     (DECISIONS, "Requests for tokens that were answered, by bucket and outcome."),
     (TOKENS_GRANTED, "Tokens granted to callers, by bucket and by whether they had to wait."),
     (SOFT_LIMITED, "Requests for tokens granted beyond the soft limit of their bucket."),
@@ -77,6 +78,7 @@ pub(super) const COUNTERS: [(&str, &str); 36] = [
         "Requests that were granted at once only because the limit is not enforced, by bucket and \
          by the outcome that enforcing would have had. tollgate_decisions_total counts them, too.",
     ),
+    (SETTLEMENTS, "Settlements of grants that were answered, by bucket and outcome."),
     (
         DESCRIPTORS_UNLIMITED,
         "Descriptors in requests of Envoy's protocol that no rule limits, and that were answered OK.",

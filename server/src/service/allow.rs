@@ -15,10 +15,12 @@ use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAct
 mod explain;
 mod look;
 mod rate_limit;
+mod settle;
 
 pub use explain::{Effect, Explanation, Step};
 pub use look::{Balance, BucketView, FillError, Filled, ServedBy};
 pub use rate_limit::{CurrentLimit, Descriptor, DescriptorAnswer, Hits, RateLimitQuery};
+pub use settle::{Permit, Settlement};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,6 +26,7 @@ mod lock;
 pub mod look;
 pub mod members;
 pub mod memory;
+pub mod permits;
 pub mod prefetch_store;
 pub mod redis;
 pub mod throttle;
@@ -82,8 +83,9 @@ pub enum TokenAction {
     },
     /// Take the tokens only if all of them are available: no wait and no debt.
     TakeAvailable,
-    /// Take the tokens, and count them even if they are refused, so that what is left may become negative. For
-    /// windows only; of a log, tokens that are refused do not count.
+    /// Take the tokens whatever the limits. A token bucket always grants them, and may have a debt beyond its
+    /// limit then. A window may refuse them, but counts them nevertheless, so that what is left may become
+    /// negative; of a log, tokens that are refused do not count.
     Count,
     /// Put the tokens back. Tokens beyond the bucket's size are lost.
     GiveBack,

@@ -19,6 +19,7 @@ use super::key::{Key, KeyRef};
 use super::lock::lock;
 use super::look::{Look, Looks, Places, Prefetched};
 use super::members::Members;
+use super::permits::{PermitKey, PermitStore, PermitUse};
 use super::{
     BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Outcomes, Prefetch, Store, StoreError,
     TokenAction, Verdict,
@@ -461,6 +462,21 @@ impl<S: Looks> Looks for PrefetchStore<S> {
 
     async fn fill(&self, request: &BucketRequest<'_>) -> Result<Look, StoreError> {
         self.store.fill(request).await
+    }
+}
+
+impl<S: PermitStore> PermitStore for PrefetchStore<S> {
+    async fn record_permit(
+        &self,
+        permit: &PermitKey<'_>,
+        tokens: u64,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        self.store.record_permit(permit, tokens, within).await
+    }
+
+    async fn use_permit(&self, permit: &PermitKey<'_>) -> Result<PermitUse, StoreError> {
+        self.store.use_permit(permit).await
     }
 }
 

@@ -1,5 +1,5 @@
-//! The gRPC port: `quotaservice.QuotaService`, `doorman.Capacity`, `tollgate.v1.Throttle`,
-//! `tollgate.v1.Holds`, Envoy's `RateLimitService`, health and reflection.
+//! The gRPC port: `quotaservice.QuotaService`, `doorman.Capacity`, `tollgate.v1.Buckets`,
+//! `tollgate.v1.Throttle`, `tollgate.v1.Holds`, Envoy's `RateLimitService`, health and reflection.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use futures_util::stream::{self, Stream, StreamExt as _};
 use metrics::Histogram;
 use tollgate_proto::doorman::capacity_server::CapacityServer;
 use tollgate_proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
+use tollgate_proto::tollgate::v1::buckets_server::BucketsServer;
 use tollgate_proto::tollgate::v1::holds_server::HoldsServer;
 use tollgate_proto::tollgate::v1::throttle_server::ThrottleServer;
 use tonic::service::Routes;
@@ -22,10 +23,12 @@ use super::grpc_service::GrpcService;
 use super::holds::HoldsApi;
 use super::overload::ThreadLimits;
 use super::rate_limit::{HeaderPrefix, RateLimitApi};
+use super::settle::BucketsApi;
 use super::throttle::ThrottleApi;
+use crate::store::LeaseStore;
 use crate::store::holds::HoldStore;
+use crate::store::permits::PermitStore;
 use crate::store::throttle::ThrottleStore;
-use crate::store::{LeaseStore, Store};
 
 /// Health service whose `Watch` of an unknown service sends `SERVICE_UNKNOWN` and stays open, as
 /// the health checking protocol requires. The stream sends nothing further, because no services
@@ -62,7 +65,7 @@ impl<H: Health> Health for OpenWatch<H> {
 /// The services of the gRPC port. `latency` records the time of requests. `advertise` is the
 /// address that clients should dial, `header_prefix` the beginning of the names of the headers that
 /// Envoy is asked to add. `limits` are those of one thread.
-pub fn service<B: Store, L: LeaseStore + ThrottleStore + HoldStore>(
+pub fn service<B: PermitStore, L: LeaseStore + ThrottleStore + HoldStore>(
     use_cases: UseCases<B, L>,
     latency: Histogram,
     advertise: Arc<str>,
@@ -78,6 +81,7 @@ pub fn service<B: Store, L: LeaseStore + ThrottleStore + HoldStore>(
         .build_v1()?;
     let UseCases { allow, capacity, throttles, holds } = use_cases;
     let routes = Routes::new(CapacityServer::new(CapacityApi::new(capacity, advertise)))
+        .add_service(BucketsServer::new(BucketsApi(allow.clone())))
         .add_service(ThrottleServer::new(ThrottleApi(throttles)))
         .add_service(HoldsServer::new(HoldsApi(holds)))
         .add_service(RateLimitServiceServer::new(RateLimitApi {

@@ -28,11 +28,11 @@ use super::budget::HeldBytes;
 use super::connection::{self, RequestBody, Responder, Timeouts};
 use super::messages;
 use super::overload::ThreadLimits;
-use super::{access_denied, refusal};
+use super::{access_denied, refusal, settle};
 use crate::access::{Caller, Guard};
 use crate::service::allow::AllowService;
 use crate::service::fair_queue;
-use crate::store::Store;
+use crate::store::permits::PermitStore;
 
 mod body;
 mod call;
@@ -84,7 +84,7 @@ enum Reply {
     Routed(Response<tonic::body::Body>, HeldBytes),
 }
 
-impl<S: Store> GrpcService<S> {
+impl<S: PermitStore> GrpcService<S> {
     /// `latency` records the time from the end of a request to its answer. `router` answers every
     /// method except `Allow`. `limits` are those of its thread.
     pub fn new(
@@ -164,12 +164,26 @@ impl<S: Store> GrpcService<S> {
             None => {
                 unusual = AllowRequest::decode(message)
                     .map_err(|error| Status::internal(error.to_string()))?;
+                if unusual.settle {
+                    // Rare, so boxed: the future of each request stays small.
+                    return Box::pin(self.allow_to_settle(&unusual, caller)).await;
+                }
                 messages::query(&unusual)
             }
         };
         caller.may_ask_in(query.namespace).map_err(access_denied)?;
         let answer = self.allow.allow_for(&query, caller.id()).await;
         answer.map(|answer| messages::encode_allow(&answer)).map_err(|error| refusal(&error))
+    }
+
+    async fn allow_to_settle(
+        &self,
+        request: &AllowRequest,
+        caller: &Caller,
+    ) -> Result<Bytes, Status> {
+        caller.may_ask_in(&request.namespace).map_err(access_denied)?;
+        let answer = settle::allow_to_settle(&self.allow, request, caller).await;
+        answer.map(|(_, response)| messages::encode(&response)).map_err(|error| refusal(&error))
     }
 
     /// Answers a call that is not to `Allow`, is compressed, or was incomplete when its headers
@@ -261,7 +275,7 @@ impl<S: Store> GrpcService<S> {
     }
 }
 
-impl<S: Store> Slot<S> {
+impl<S: PermitStore> Slot<S> {
     async fn answer_allow(
         self,
         limit: Option<Duration>,

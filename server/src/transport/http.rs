@@ -30,6 +30,7 @@ use crate::service::documents::DocumentService;
 use crate::service::kill_switch::KillSwitchService;
 use crate::store::holds::HoldStore;
 use crate::store::look::Looks;
+use crate::store::permits::PermitStore;
 use crate::store::throttle::ThrottleStore;
 use crate::store::{Administration, LeaseStore, Store};
 
@@ -48,6 +49,7 @@ mod kill_switch;
 mod limits;
 mod path_names;
 mod rate_limit;
+mod settle;
 mod throttle;
 
 pub use admission::Admission;
@@ -70,8 +72,9 @@ const LIMITS_PATH: &str = "/v1/limits";
 const HELD_PREFIX: &str = "/v1/held/";
 
 /// The paths of requests with a body: for tokens, hits or holds, or about them.
-const ASK_PATHS: [&str; 9] = [
+const ASK_PATHS: [&str; 10] = [
     allow::PATH,
+    settle::PATH,
     rate_limit::PATH,
     EXPLAIN_PATH,
     throttle::REQUEST_PATH,
@@ -143,7 +146,10 @@ pub struct Services<B, L> {
 /// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
 /// its `ConnectInfo`. `latency` records the time of requests for tokens, hits and holds from the end of
 /// the request body to the response.
-pub fn router<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration>(
+pub fn router<
+    B: Looks + PermitStore,
+    L: LeaseStore + ThrottleStore + HoldStore + Administration,
+>(
     services: Services<B, L>,
     pages: Pages,
     latency: metrics::Histogram,
@@ -155,6 +161,7 @@ pub fn router<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administrati
         ApiState { use_cases, documents, kill_switch, envoy_headers, pages, latency, ready };
     Router::new()
         .route(allow::PATH, post(allow::allow::<B, L>))
+        .route(settle::PATH, post(settle::settle::<B, L>))
         .route(rate_limit::PATH, post(rate_limit::should_rate_limit::<B, L>))
         .route(throttle::REQUEST_PATH, post(throttle::request::<B, L>))
         .merge(holds::routes())

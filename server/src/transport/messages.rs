@@ -92,6 +92,16 @@ pub(super) fn query(request: &AllowRequest) -> Query<'_> {
     }
 }
 
+/// Encodes a message with its gRPC prefix.
+pub(super) fn encode(message: &impl prost::Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut bytes = BytesMut::with_capacity(PREFIX + length);
+    bytes.put_u8(0);
+    bytes.put_u32(length as u32);
+    bytes.extend_from_slice(&message.encode_to_vec());
+    bytes.freeze()
+}
+
 /// Encodes an answer as an `AllowResponse` with its gRPC prefix.
 pub(super) fn encode_allow(answer: &Answer<'_>) -> Bytes {
     let mut length = 0;
@@ -198,6 +208,7 @@ mod tests {
                     tokens_requested,
                     max_wait_millis_override,
                     max_wait_time_override: has_max_wait,
+                    settle: false,
                 }
             },
         )

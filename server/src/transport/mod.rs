@@ -6,7 +6,7 @@
 //! | error | gRPC | HTTP |
 //! |---|---|---|
 //! | a message that can't be decoded | INTERNAL, as in tonic | 400 |
-//! | an invalid request for leases, hits or holds | INVALID_ARGUMENT | 400 |
+//! | an invalid request for leases, hits, holds or a settlement | INVALID_ARGUMENT | 400 |
 //! | a request for hits or holds on a resource without limits | NOT_FOUND | 404 |
 //! | the same on a resource with limits of the other kind | FAILED_PRECONDITION | 409 |
 //! | a store that does not answer, without a fallback; a node without limits | UNAVAILABLE | 503 |
@@ -45,6 +45,7 @@ pub mod port_security;
 pub mod rate_limit;
 mod read_budget;
 mod resets;
+mod settle;
 mod status;
 mod throttle;
 
@@ -122,6 +123,7 @@ fn response(answer: &Answer<'_>) -> AllowResponse {
         soft_limited: answer.soft_limited,
         degraded: answer.degraded,
         shadow: answer.shadow,
+        permit: String::new(),
         size: i64::try_from(answer.limit.0).unwrap_or(i64::MAX),
         fill_rate: answer.limit.1,
     }

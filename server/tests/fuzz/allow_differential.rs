@@ -57,7 +57,6 @@ enum Kind {
     },
     TakeAvailable,
     GiveBack,
-    /// Of a token bucket: take the tokens without a wait.
     Count,
 }
 
@@ -376,7 +375,7 @@ fn ask<'a>(
         BucketKind::Dynamic { max_buckets: rules.max_buckets }
     };
     let own = rules.limit.wait_timeout_ms;
-    let counts = request.kind == Kind::Count && terms.window.is_some();
+    let counts = request.kind == Kind::Count;
     BucketRequest {
         caller: None,
         namespace,
@@ -392,8 +391,7 @@ fn ask<'a>(
             },
             Kind::TakeAvailable => TokenAction::TakeAvailable,
             Kind::GiveBack => TokenAction::GiveBack,
-            Kind::Count if counts => TokenAction::Count,
-            Kind::Count => TokenAction::Take { max_wait_ms: 0 },
+            Kind::Count => TokenAction::Count,
         },
         prefetch: None,
         rewrite,

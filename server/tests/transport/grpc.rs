@@ -331,6 +331,7 @@ async fn a_unary_call_has_one_message_whatever_the_method() {
         "/doorman.Capacity/GetServerCapacity",
         "/doorman.Capacity/ReleaseCapacity",
         "/doorman.Capacity/Discovery",
+        "/tollgate.v1.Buckets/Settle",
         "/tollgate.v1.Throttle/Request",
         "/tollgate.v1.Holds/Reserve",
         "/tollgate.v1.Holds/Release",
@@ -387,6 +388,7 @@ async fn reflection_lists_and_describes_the_services() {
             "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",
             "quotaservice.QuotaService",
+            "tollgate.v1.Buckets",
             "tollgate.v1.Holds",
             "tollgate.v1.Throttle",
         ]

@@ -59,6 +59,7 @@ impl Protocol for Allow {
             tokens_requested: self.tokens,
             max_wait_millis_override: self.max_wait_ms.unwrap_or(0),
             max_wait_time_override: self.max_wait_ms.is_some(),
+            ..AllowRequest::default()
         }
     }
 

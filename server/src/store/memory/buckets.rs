@@ -123,7 +123,7 @@ impl Buckets {
         let kept = match decision.change {
             Change::Put(state) => Some(state),
             // Rewrite the unchanged state if its expiry may have to change.
-            Change::Keep => state.filter(|_| request.rewrites()).cloned(),
+            Change::Keep => state.filter(|state| request.rewrites() || state.is_carried()).cloned(),
             Change::Remove => None,
         };
         // When it is removed, and when its state itself expires.

@@ -14,6 +14,7 @@ use buckets::{Buckets, Found, Place};
 use holds::AllHolds;
 use kill_switch::KillSwitch;
 use leases::Resources;
+use permits::AllPermits;
 use throttle::Histories;
 use tokio::task::yield_now;
 use versions::VersionList;
@@ -31,6 +32,7 @@ mod holds;
 mod kill_switch;
 mod leases;
 mod looks;
+mod permits;
 mod throttle;
 mod versions;
 
@@ -59,6 +61,7 @@ struct Inner {
     kill_switch: KillSwitch,
     histories: Histories,
     holds: AllHolds,
+    permits: AllPermits,
 }
 
 impl MemoryStore {
@@ -84,6 +87,7 @@ impl MemoryStore {
             kill_switch: KillSwitch::default(),
             histories: Histories::default(),
             holds: AllHolds::default(),
+            permits: AllPermits::default(),
         }))
     }
 
@@ -106,6 +110,7 @@ impl MemoryStore {
         self.0.resources.sweep(self.now()).await;
         self.0.histories.sweep(self.now()).await;
         self.0.holds.sweep(self.now()).await;
+        self.0.permits.sweep(self.now()).await;
     }
 
     /// The part of [`MemoryStore::sweep`] that removes buckets.
@@ -124,6 +129,7 @@ impl MemoryStore {
         self.0.resources.clear(self.now());
         self.0.histories.clear();
         self.0.holds.clear();
+        self.0.permits.clear();
         for shard in &self.0.shards {
             let mut shard = lock(shard);
             self.0.in_use.fetch_sub(shard.len(), Ordering::Relaxed);

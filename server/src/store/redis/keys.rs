@@ -7,6 +7,8 @@
 //! | `i{ns}` | the register of a namespace that bounds its dynamic buckets | the namespace |
 //! | `d{ns}` | the namespace's default bucket | the namespace |
 //! | `g` | the global default bucket | – |
+//! | `p{ns:bucket}id` | the estimate that a permit of the bucket is for; its id follows the tag | the bucket's |
+//! | `p{ns}id`, `P{g}id` | the same for default buckets | the bucket's |
 //! | `B{ns:bucket}`, `D{ns}`, `G` | the same for buckets with fixed or sliding windows | as theirs |
 //! | `L{ns:bucket}`, `M{ns}`, `N` | the same for buckets with a sliding log | as theirs |
 //! | `h{resource}` | a resource's leases by holder, and their sums | the resource |
@@ -161,6 +163,18 @@ pub(super) fn state(request: &BucketRequest<'_>) -> Vec<u8> {
     }
 }
 
+/// The key of a permit of a request's bucket, in the slot of the bucket's state.
+pub(super) fn permit(request: &BucketRequest<'_>, id: &str) -> Vec<u8> {
+    let BucketRequest { kind, namespace, name, .. } = *request;
+    let mut key = match kind {
+        BucketKind::GlobalDefault => b"P{g}".to_vec(),
+        BucketKind::NamespaceDefault => tagged(b'p', namespace, None),
+        BucketKind::Configured | BucketKind::Dynamic { .. } => tagged(b'p', namespace, Some(name)),
+    };
+    key.extend(id.as_bytes());
+    key
+}
+
 /// The key of the hits of a domain on a resource.
 pub(super) fn history(resource: &str, domain: &str) -> Vec<u8> {
     let mut key = Vec::with_capacity(4 + resource.len() + domain.len());
@@ -293,6 +307,10 @@ mod tests {
         assert_eq!(key(BucketKind::Configured), "b{ns:a:b%7D}");
         assert_eq!(key(BucketKind::NamespaceDefault), "d{ns}");
         assert_eq!(key(BucketKind::GlobalDefault), "g");
+        let permit = |kind| text(permit(&request(kind, &tokens, names), "0f"));
+        assert_eq!(permit(DYNAMIC), "p{ns:a:b%7D}0f");
+        assert_eq!(permit(BucketKind::NamespaceDefault), "p{ns}0f");
+        assert_eq!(permit(BucketKind::GlobalDefault), "P{g}0f");
         assert_eq!(text(register("ns")), "i{ns}");
         assert_eq!(text(registered_name("a:b}")), "a:b%7D");
     }
@@ -330,6 +348,13 @@ mod tests {
             (key(BucketKind::NamespaceDefault), format!("default {namespace:?}")),
             (key(BucketKind::GlobalDefault), "global".to_owned()),
         ];
+        for (kind, what) in [
+            (DYNAMIC, format!("permit {namespace:?} {bucket:?}")),
+            (BucketKind::NamespaceDefault, format!("default permit {namespace:?}")),
+            (BucketKind::GlobalDefault, "global permit".to_owned()),
+        ] {
+            all.push((permit(&request(kind, &tokens, (namespace, bucket)), "0f"), what));
+        }
         let HoldKeys { holds, index } = HoldKeys::new(resource);
         let keys = [holders, by_wants, by_expiry, upstream, holds, index];
         for (letter, key) in ["h", "w", "e", "p", "c", "s"].iter().zip(keys) {
@@ -384,6 +409,8 @@ mod tests {
             let of = |ns, bucket| request(DYNAMIC, &tokens, (ns, bucket));
             let key = state(&of(&ns, &bucket));
             prop_assert_eq!(tag(&key), &key[2..key.len() - 1]);
+            let permit = permit(&of(&ns, &bucket), "0f");
+            prop_assert_eq!(tag(&permit), tag(&key));
             // Register and name give the key again, here and in lua/allow.lua.
             let name = registered_name(&bucket);
             prop_assert_eq!(&registered_state(&of(&ns, ""), &name), &key);

@@ -5,7 +5,8 @@
 //! `cluster` (the server that has the key) → `lanes` (the queues and connections to it) → `wire`
 //! (encodes calls and decodes replies). `connecting` opens connections, `health` tracks which servers
 //! answer, `keys` has the key schema, `owner` and `known` attribute waiting jobs to callers. `leases`
-//! has the calls for leases, `looks` those that take nothing, `versions` those for the document of the limits. `replies`, a test, reads replies of any kind.
+//! has the calls for leases, `looks` those that take nothing, `permits` those for
+//! settlements, `versions` those for the document of the limits. `replies`, a test, reads replies of any kind.
 
 use std::hash::{BuildHasher as _, DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
@@ -33,6 +34,7 @@ mod lanes;
 mod leases;
 mod looks;
 mod owner;
+mod permits;
 mod registers;
 mod sending;
 mod throttle;

@@ -8,8 +8,9 @@ use testkit::fuzz;
 use super::owner::Owner;
 use super::wire::batch::{Batch, Declared, EncodedRequest, Registration};
 use super::wire::script;
-use super::{keys, leases, looks, registers, versions};
+use super::{keys, leases, looks, permits, registers, versions};
 use crate::domain::bucket::{BucketKind, BucketLimit};
+use crate::store::permits::PermitUse;
 use crate::store::{BucketRequest, TokenAction};
 
 /// Requests of each kind, several to one bucket.
@@ -73,6 +74,10 @@ fn any_reply() {
         }
         registers::read_anything(&reply);
         looks::read_anything(&reply);
+        let permit = permits::read_use_reply(&reply);
+        if let Some(PermitUse::First(tokens)) = permit {
+            assert!(i64::try_from(tokens).is_ok());
+        }
         versions::read_anything(&reply);
     });
 }

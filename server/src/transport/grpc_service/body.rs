@@ -55,7 +55,7 @@ impl MessageLimits {
         accepts_open_stream: false,
     };
 
-    /// Requests for hits or about holds: keeps many times the bytes of the longest names, with room for
+    /// Requests for hits or about holds, and settlements: keeps many times the bytes of the longest names, with room for
     /// unknown fields.
     pub(super) const TENANTS: Self =
         Self { max_bytes: 16 << 10, kept_bytes: 16 << 10, ..Self::ALLOW };

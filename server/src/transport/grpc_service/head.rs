@@ -23,7 +23,7 @@ pub(super) enum Method {
     Discovery,
     /// Envoy's `ShouldRateLimit`.
     RateLimit,
-    /// A request for hits or about holds, by its path.
+    /// A request for hits or about holds, or a settlement, by its path.
     Tenants(&'static str),
     /// The renewal of sessions, of which a call has many.
     KeepAlive,
@@ -41,7 +41,7 @@ pub(super) const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/Server
 /// The messages of this version are the same as those of `v1`.
 const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 
-const METHODS: [(&str, Method); 16] = [
+const METHODS: [(&str, Method); 17] = [
     (ALLOW, Method::Allow),
     (RATE_LIMIT, Method::RateLimit),
     ("/doorman.Capacity/GetCapacity", Method::Lease("/doorman.Capacity/GetCapacity")),
@@ -53,6 +53,7 @@ const METHODS: [(&str, Method); 16] = [
     ("/tollgate.v1.Holds/Release", Method::Tenants("/tollgate.v1.Holds/Release")),
     ("/tollgate.v1.Holds/Transfer", Method::Tenants("/tollgate.v1.Holds/Transfer")),
     ("/tollgate.v1.Holds/EndSession", Method::Tenants("/tollgate.v1.Holds/EndSession")),
+    ("/tollgate.v1.Buckets/Settle", Method::Tenants("/tollgate.v1.Buckets/Settle")),
     (KEEP_ALIVE, Method::KeepAlive),
     (CHECK, Method::Check),
     (WATCH, Method::Watch),

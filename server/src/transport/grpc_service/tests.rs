@@ -14,9 +14,10 @@ use crate::service::ServiceState;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
+use crate::store::permits::{PermitKey, PermitUse};
 use crate::store::prefetch_store::PrefetchStore;
 use crate::store::redis::RedisStore;
-use crate::store::{BucketRequest, Outcomes};
+use crate::store::{BucketRequest, Outcomes, Store, StoreError};
 use crate::transport::budget::Budget;
 use crate::transport::connection::DEFAULT_TIMEOUTS;
 use crate::transport::overload::RequestLimit;
@@ -38,8 +39,23 @@ impl Store for Silent {
     }
 }
 
+impl PermitStore for Silent {
+    async fn record_permit(
+        &self,
+        _: &PermitKey<'_>,
+        _: u64,
+        _: Duration,
+    ) -> Result<(), StoreError> {
+        std::future::pending().await
+    }
+
+    async fn use_permit(&self, _: &PermitKey<'_>) -> Result<PermitUse, StoreError> {
+        std::future::pending().await
+    }
+}
+
 /// A `GrpcService` over `store`, with one slot.
-fn grpc_service<S: Store>(
+fn grpc_service<S: PermitStore>(
     store: S,
     router: Routes,
     timeouts: Timeouts,
@@ -58,22 +74,22 @@ fn grpc_service<S: Store>(
 /// A `GrpcService` with the default timeouts and without a limit on buffered bytes, and a client of
 /// it.
 async fn client(
-    store: impl Store,
+    store: impl PermitStore,
     router: Routes,
-) -> (SendRequest<Bytes>, Arc<GrpcService<impl Store>>) {
+) -> (SendRequest<Bytes>, Arc<GrpcService<impl PermitStore>>) {
     let grpc_service = grpc_service(store, router, DEFAULT_TIMEOUTS, Budget::unlimited());
     (connected(&grpc_service).await, grpc_service)
 }
 
 /// Connects another client.
-async fn connected(grpc_service: &Arc<GrpcService<impl Store>>) -> SendRequest<Bytes> {
+async fn connected(grpc_service: &Arc<GrpcService<impl PermitStore>>) -> SendRequest<Bytes> {
     connected_through(Guard::grpc(None, None), grpc_service).await
 }
 
 /// Connects a client that `guard` identifies.
 async fn connected_through(
     guard: Guard,
-    grpc_service: &Arc<GrpcService<impl Store>>,
+    grpc_service: &Arc<GrpcService<impl PermitStore>>,
 ) -> SendRequest<Bytes> {
     let (near, far) = tokio::io::duplex(1 << 16);
     tokio::spawn(Arc::clone(grpc_service).serve(far, std::future::pending(), guard, None));

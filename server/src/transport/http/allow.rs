@@ -17,9 +17,10 @@ use tollgate_proto::quotaservice::AllowRequest;
 use super::{ApiState, access_denied, decode, error_response, service_error};
 use crate::access::Caller;
 use crate::service::allow::{Answer, Status};
-use crate::store::Store;
+use crate::store::permits::PermitStore;
 use crate::transport::messages::query;
 use crate::transport::response;
+use crate::transport::settle::allow_to_settle;
 
 pub(super) const PATH: &str = "/v1/allow";
 
@@ -39,7 +40,7 @@ pub(super) struct AllowQuery {
 }
 
 /// Ignores the content type.
-pub(super) async fn allow<B: Store, L: Send + Sync>(
+pub(super) async fn allow<B: PermitStore, L: Send + Sync>(
     State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
     asked: Result<Query<AllowQuery>, QueryRejection>,
@@ -49,9 +50,19 @@ pub(super) async fn allow<B: Store, L: Send + Sync>(
     let refusals = refusal_status(asked)?;
     let request: AllowRequest = decode(&body, "AllowRequest")?;
     caller.may_ask_in(&request.namespace).map_err(access_denied)?;
-    let answer = state.use_cases.allow.allow_for(&query(&request), caller.id()).await;
-    let answer = answer.map_err(|error| service_error(&error))?;
-    let json = Json(response(&answer));
+    let service = &state.use_cases.allow;
+    let answered = match request.settle {
+        true => allow_to_settle(service, &request, &caller).await,
+        false => {
+            let answer = service.allow_for(&query(&request), caller.id()).await;
+            answer.map(|answer| {
+                let response = response(&answer);
+                (answer, response)
+            })
+        }
+    };
+    let (answer, response) = answered.map_err(|error| service_error(&error))?;
+    let json = Json(response);
     let response = match refusals {
         None => json.into_response(),
         Some(refusals) => (status(&answer, refusals), headers(&answer), json).into_response(),

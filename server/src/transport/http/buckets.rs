@@ -14,7 +14,7 @@ use super::connection_context::ConnectionContext;
 use super::path_names::names;
 use super::{ApiState, access_denied, error_response, service_error};
 use crate::access::Caller;
-use crate::domain::bucket::{BucketKind, BucketLimit, Terms, wait_ms};
+use crate::domain::bucket::{Algorithm, BucketKind, BucketLimit, Terms, wait_ms};
 use crate::service::allow::{Balance, BucketView, FillError, Filled, ServedBy};
 use crate::store::LeaseStore;
 use crate::store::look::{Look, Looks};
@@ -134,6 +134,7 @@ fn served_by_json(served_by: &ServedBy) -> Value {
 /// A limit, with the keys and values of the limits file.
 fn limit_json(limit: &BucketLimit) -> Value {
     let or_minus_one = |number: Option<u64>| number.map_or(json!(-1), Value::from);
+    let can_settle = limit.algorithm == Algorithm::TokenBucket;
     json!({
         "algorithm": limit.algorithm.word(),
         "window_millis": limit.algorithm.windows().map(|window| window.length_us / 1000),
@@ -146,6 +147,7 @@ fn limit_json(limit: &BucketLimit) -> Value {
         "max_tokens_per_request": or_minus_one(limit.max_tokens_per_request),
         "soft_limit_percent": limit.soft_limit_percent,
         "prefetch": limit.prefetch_tokens,
+        "settle_within_millis": can_settle.then_some(limit.settle_within_ms),
     })
 }
 

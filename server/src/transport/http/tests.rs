@@ -19,6 +19,7 @@ use crate::service::throttle::ThrottleService;
 use crate::store::clock::Clock;
 use crate::store::look::{Look, Places};
 use crate::store::memory::MemoryStore;
+use crate::store::permits::{PermitKey, PermitUse};
 use crate::store::{BucketRequest, Outcomes, StoreError};
 use crate::transport::budget::Budget;
 use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
@@ -51,6 +52,21 @@ impl Looks for SlowStore {
     }
 }
 
+impl PermitStore for SlowStore {
+    async fn record_permit(
+        &self,
+        permit: &PermitKey<'_>,
+        tokens: u64,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        self.0.record_permit(permit, tokens, within).await
+    }
+
+    async fn use_permit(&self, permit: &PermitKey<'_>) -> Result<PermitUse, StoreError> {
+        self.0.use_permit(permit).await
+    }
+}
+
 /// A body that never arrives.
 struct PendingBody;
 
@@ -67,7 +83,11 @@ impl http_body::Body for PendingBody {
 }
 
 /// A router over `store`, with the limits of the sample file.
-fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) -> Router {
+fn http_router(
+    store: impl Looks + PermitStore,
+    metrics: &Arc<Metrics>,
+    timeouts: Timeouts,
+) -> Router {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let limits = LiveLimits::load(limits.into(), Arc::clone(metrics)).expect("limits");
     let shared = ServiceState::new(Arc::new(limits), None, Clock::system(), false, metrics);

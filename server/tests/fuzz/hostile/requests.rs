@@ -40,13 +40,14 @@ use tonic_health::server::{HealthReporter, HealthService};
 use super::LIMITS;
 use testkit::{START, Service, runtime};
 
-const METHODS: [&str; 13] = [
+const METHODS: [&str; 14] = [
     "/quotaservice.QuotaService/Allow",
     "/doorman.Capacity/GetCapacity",
     "/doorman.Capacity/GetServerCapacity",
     "/doorman.Capacity/ReleaseCapacity",
     "/doorman.Capacity/Discovery",
     "/quotaservice.QuotaService/Nothing",
+    "/tollgate.v1.Buckets/Settle",
     "/tollgate.v1.Throttle/Request",
     "/tollgate.v1.Holds/Reserve",
     "/tollgate.v1.Holds/Release",

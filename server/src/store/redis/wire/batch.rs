@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 
 use super::script::Scripted;
 use crate::domain::algorithm::Retry;
-use crate::domain::bucket::BucketKind;
+use crate::domain::bucket::{BucketKind, MAX_SPAN_US};
 use crate::domain::time::Micros;
 use crate::domain::window::{MAX_LENGTH_US, WindowKind};
 use crate::store::redis::owner::Owner;
@@ -297,8 +297,8 @@ fn outcome(
     Some(Outcome {
         verdict,
         retry: retry.filter(|_| verdict == Verdict::Refused),
-        // Tokens put back into a full bucket are lost.
-        accrued_us: (met_us - counted as f64 * request.cost_us).min(cap_us),
+        // Tokens put back into a full bucket are lost, and no longer debt can be stored.
+        accrued_us: (met_us - counted as f64 * request.cost_us).min(cap_us).max(-MAX_SPAN_US),
         created: nth == 0 && request.dynamic && was_full,
         live,
     })

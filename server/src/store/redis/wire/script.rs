@@ -4,7 +4,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use redis::{Arg, Cmd, Script, Value};
+use redis::{Arg, Cmd, Script, ToRedisArgs, Value};
 
 use crate::domain::time::Micros;
 use crate::store::redis::keys::{self, ServerKeys};
@@ -244,9 +244,16 @@ pub(crate) fn time_left(key: &str) -> Cmd {
 }
 
 /// Sets a value that expires after `length`.
-pub(crate) fn set_for(key: &str, value: &[u8], length: Duration) -> Cmd {
+pub(crate) fn set_for(key: impl ToRedisArgs, value: &[u8], length: Duration) -> Cmd {
     let mut cmd = redis::cmd("SET");
     cmd.arg(key).arg(value).arg("PX").arg(length.as_millis() as u64);
+    cmd
+}
+
+/// Empties a value, and replies with what it was: nil without the key. Its expiry stays.
+pub(crate) fn empty_and_get(key: &[u8]) -> Cmd {
+    let mut cmd = redis::cmd("SET");
+    cmd.arg(key).arg("").arg("XX").arg("KEEPTTL").arg("GET");
     cmd
 }
 

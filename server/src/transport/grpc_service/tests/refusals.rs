@@ -16,6 +16,21 @@ impl Store for Signalled {
     }
 }
 
+impl PermitStore for Signalled {
+    async fn record_permit(
+        &self,
+        permit: &PermitKey<'_>,
+        tokens: u64,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        self.1.record_permit(permit, tokens, within).await
+    }
+
+    async fn use_permit(&self, permit: &PermitKey<'_>) -> Result<PermitUse, StoreError> {
+        self.1.use_permit(permit).await
+    }
+}
+
 /// Number of refusals of one kind on one connection. h2 closes it after 1,024 resets.
 fn refusals() -> usize {
     let count = std::env::var("TOLLGATE_REFUSALS").ok();
