@@ -325,10 +325,11 @@ while at <= #groups do
           if old_mark ~= mark then
             local old_rate, new_rate = rate(old_mark), rate(mark)
             if old_rate ~= new_rate then
-              balance = math.max(balance * (old_rate / new_rate), -MAX_SPAN)
+              balance = balance * (old_rate / new_rate)
             end
             restated, carried = true, true
           end
+          if balance < -MAX_SPAN then balance, restated = -MAX_SPAN, true end
         else
           balance = since - part / FRACTIONS
           if balance < lowest then balance, restated = -max_debt, true end

@@ -541,10 +541,12 @@ impl Balance {
                     // Use both rates as rounded in the marks. When nodes with different limits
                     // convert a balance back and forth, it then neither shrinks nor grows.
                     accrued_us *= state.mark.rate() / terms.mark.rate();
-                    // A longer debt could not be stored.
-                    accrued_us = accrued_us.max(-MAX_SPAN_US);
                 }
                 (restated, carried) = (true, true);
+            }
+            // A longer debt could not be stored. It may also mean that the clock stepped back.
+            if accrued_us < -MAX_SPAN_US {
+                (accrued_us, restated) = (-MAX_SPAN_US, true);
             }
             // No grant exceeds the debt limit, but settlements. Without a change of limits, a longer debt means that
             // the clock stepped back, so it is cut to the limit.

@@ -14,4 +14,5 @@ mod memory;
 mod prefetch;
 mod rate_limit;
 mod scenarios;
+mod settle;
 mod windows;
