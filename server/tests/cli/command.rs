@@ -36,8 +36,18 @@ fn version_and_help() {
         ("token", &["--hash"]),
         (
             "allow",
-            &["<NAMESPACE>", "<BUCKET>", "--tokens", "--max-wait", "--addr", "--ca-file", "--json"],
+            &[
+                "<NAMESPACE>",
+                "<BUCKET>",
+                "--tokens",
+                "--max-wait",
+                "--settle",
+                "--addr",
+                "--ca-file",
+                "--json",
+            ],
         ),
+        ("settle", &["<PERMIT>", "<ACTUAL>", "--addr", "--json"]),
         ("health", &["--http", "--token-file"]),
         ("completions", &["<SHELL>"]),
     ] {

@@ -142,6 +142,7 @@ fn the_http_frontend_serves_allow_but_no_pages() {
         ("POST", "/v1/explain", 200),
         // Of a node, which does not know these fields.
         ("POST", "/json", 400),
+        ("POST", "/v1/settle", 400),
         ("POST", "/v1/throttle/request", 400),
         ("POST", "/v1/holds/reserve", 400),
         ("POST", "/v1/holds/release", 400),

@@ -13,4 +13,5 @@ mod http;
 mod http_edge;
 mod looks;
 mod overload;
+mod settle;
 mod status;
