@@ -64,8 +64,8 @@
 -- Expiry. A state may outlive the time at which its bucket is full. It expires at the next step of
 -- the grid after that. A grant that does not pass a step leaves the expiry as it is, which saves a
 -- third of the cost. REWRITE writes the expiry with every decision: while there may be states whose
--- expiry was computed from other limits, or if a bucket may become idle before it is full. So does a debt
--- beyond the limit, which lasts longer than nodes reckon with.
+-- expiry was computed from other limits, or if a bucket may become idle before it is full. A state with a
+-- debt beyond the limit, which lasts longer than nodes reckon with, is written with every decision, too.
 --
 -- Registers. A bucket of a bounded namespace is in the register as long as it has a state. So a
 -- bucket with a state is decided without the register, and one without a state needs a place there.

@@ -545,11 +545,11 @@ impl Balance {
                 (restated, carried) = (true, true);
             }
             // A longer debt could not be stored. It may also mean that the clock stepped back.
-            if accrued_us < -MAX_SPAN_US {
+            if carried && accrued_us < -MAX_SPAN_US {
                 (accrued_us, restated) = (-MAX_SPAN_US, true);
             }
-            // No grant exceeds the debt limit, but settlements. Without a change of limits, a longer debt means that
-            // the clock stepped back, so it is cut to the limit.
+            // Only settlements exceed the debt limit. Without one, and without a change of limits, a longer debt
+            // means that the clock stepped back, so it is cut to the limit.
             if !carried && accrued_us < -terms.max_debt_us - 1.0 {
                 accrued_us = -terms.max_debt_us;
                 restated = true;

@@ -1,8 +1,12 @@
 //! Scenarios of settlements: a grant is an estimate, and what was used is charged or given back once.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use testkit::{Redis, START, Servers, Service, TEST_TIMEOUT, eventually, redis_cmd, redis_store};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tollgate_server::domain::bucket::{BucketKind, BucketLimit, MAX_SPAN_US};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::Error;
@@ -10,7 +14,7 @@ use tollgate_server::service::allow::{Permit, Query, Settlement, Status};
 use tollgate_server::store::look::Looks;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::permits::{PermitKey, PermitStore, PermitUse};
-use tollgate_server::store::{BucketRequest, TokenAction};
+use tollgate_server::store::{BucketRequest, Outcomes, Store, StoreError, TokenAction};
 
 const SECOND: i64 = 1_000_000;
 
@@ -245,18 +249,101 @@ async fn late_in_the_embedded_store() {
 async fn late_in_redis() {
     let redis = Redis::start();
     let s = testkit::scenarios::on_emptied(&redis).await;
-    set_limit(&s, &format!("{B}, settle_within: 1s"));
+    set_limit(&s, &format!("{B}, settle_within: 1h"));
     let (permit, left) = take(&s, "b", 10).await;
     let (used, _) = take(&s, "b", 0).await;
     assert_eq!(settle(&s, &used, 1).await, settled(0, left - 1.0));
     let mut connection = redis.connection();
-    let mut keys = || -> Vec<String> { redis_cmd("KEYS p{ns:b}*").query(&mut connection).unwrap() };
-    assert_eq!(keys().len(), 2);
-    eventually("the permits expire", TEST_TIMEOUT, || keys().is_empty());
+    let keys: Vec<String> = redis_cmd("KEYS p{ns:b}*").query(&mut connection).unwrap();
+    assert_eq!(keys.len(), 2);
+    for key in &keys {
+        let left_ms: i64 = redis_cmd(&format!("PTTL {key}")).query(&mut connection).unwrap();
+        assert!((1..=3_600_000).contains(&left_ms), "{left_ms}");
+        let () = redis_cmd(&format!("PEXPIRE {key} 1")).query(&mut connection).unwrap();
+    }
+    eventually("the permits expire", TEST_TIMEOUT, || {
+        let keys: Vec<String> = redis_cmd("KEYS p{ns:b}*").query(&mut connection).unwrap();
+        keys.is_empty()
+    });
     for permit in [&permit, &used] {
         assert_eq!(settle(&s, permit, 0).await, Settlement::Unknown);
     }
     assert_eq!(ask(&s, "b", 1).await, (Status::Ok, left - 2.0));
+}
+
+/// A store that fails, or decides only when it may.
+#[derive(Clone)]
+struct Gate {
+    store: MemoryStore,
+    open: Arc<Semaphore>,
+    fails: Arc<AtomicBool>,
+}
+
+impl Gate {
+    fn check(&self) -> Result<(), StoreError> {
+        if self.fails.load(Ordering::Relaxed) { Err(StoreError::Timeout) } else { Ok(()) }
+    }
+}
+
+impl Store for Gate {
+    async fn decide(&self, requests: &[BucketRequest<'_>]) -> Outcomes {
+        let _open = self.open.acquire().await.unwrap();
+        match self.check() {
+            Ok(()) => self.store.decide(requests).await,
+            Err(error) => requests.iter().map(|_| Err(error)).collect(),
+        }
+    }
+}
+
+impl PermitStore for Gate {
+    async fn record_permit(
+        &self,
+        permit: &PermitKey<'_>,
+        tokens: u64,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        self.store.record_permit(permit, tokens, within).await
+    }
+
+    async fn use_permit(&self, permit: &PermitKey<'_>) -> Result<PermitUse, StoreError> {
+        self.store.use_permit(permit).await
+    }
+}
+
+fn gated() -> (Gate, Service<Gate>) {
+    let clock = ManualClock::new(START);
+    let gate = Gate {
+        store: MemoryStore::with_clock(clock.clone()),
+        open: Arc::new(Semaphore::new(1)),
+        fails: Arc::default(),
+    };
+    let limits = format!("namespaces: {{ ns: {{ buckets: {{ b: {{ {B} }} }} }} }}");
+    (gate.clone(), Service::new(gate, clock, &limits))
+}
+
+#[tokio::test]
+async fn a_caller_that_gives_up_has_settled() {
+    let (gate, s) = gated();
+    let (permit, _) = take(&s, "b", 10).await;
+    let closed = gate.open.acquire().await.unwrap();
+    let given_up = timeout(Duration::from_millis(20), settle(&s, &permit, 30)).await;
+    assert!(given_up.is_err(), "{given_up:?}");
+    drop(closed);
+    // The gate is fair: the settlement comes first.
+    assert_eq!(ask(&s, "b", 1).await, (Status::Ok, 69.0));
+    assert_eq!(settle(&s, &permit, 30).await, Settlement::Already);
+}
+
+#[tokio::test]
+async fn a_charge_that_fails_leaves_the_estimate() {
+    let (gate, s) = gated();
+    let (permit, _) = take(&s, "b", 10).await;
+    gate.fails.store(true, Ordering::Relaxed);
+    let failed = s.allow.settle(&Permit::parse(&permit).unwrap(), 30, None).await;
+    assert!(matches!(failed, Err(Error::Unavailable)), "{failed:?}");
+    gate.fails.store(false, Ordering::Relaxed);
+    assert_eq!(settle(&s, &permit, 30).await, Settlement::Already);
+    assert_eq!(ask(&s, "b", 1).await, (Status::Ok, 89.0));
 }
 
 /// Two nodes settle each permit at the same time.

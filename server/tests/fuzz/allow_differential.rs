@@ -87,7 +87,7 @@ fn rules() -> impl Strategy<Value = Rules> {
         (-10.0..18.0_f64).prop_map(f64::exp),
     ];
     let size = prop_oneof![1..20_u64, 1..2000_u64];
-    let max_debt_ms = select(vec![0, 1, 500, 10_000, 60_000, 86_400_000]);
+    let max_debt_ms = select(vec![0, 1, 500, 10_000, 60_000, 86_400_000, 126_230_400_000]);
     let wait_timeout_ms = select(vec![0, 10, 1000, 100_000]);
     let max_idle_ms = select(vec![None, None, Some(1), Some(1000), Some(60_000)]);
     let max_buckets = select(vec![None, Some(1), Some(2), Some(3)]);

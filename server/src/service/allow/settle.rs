@@ -2,13 +2,16 @@
 //!
 //! The grant is one like any other; then the store records a permit. A settlement uses the permit, and then takes
 //! or gives back the difference. These are two steps, as the state of a bucket has no room for permits. If the second
-//! one fails, or the node dies between them, the estimate stands: what the caller was told it may take at most.
+//! one fails, or the node dies between them, the estimate stands.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::{AllowService, Answer, Query, Status, count_dynamic, store_request, validate};
+use super::{
+    AllowService, Answer, Query, Status, bucket_name, count_dynamic, store_request, validate,
+};
 use crate::config::model::ResolvedBucket;
 use crate::domain::bucket::{Algorithm, MAX_SPAN_US};
 use crate::domain::names::{self, CallerId};
@@ -86,16 +89,23 @@ impl<S: PermitStore> AllowService<S> {
     ) -> Result<(Answer<'a>, Option<String>), Error> {
         let answer = self.allow_for(query, caller).await?;
         let permit = match answer.status == Status::Ok && !answer.degraded && !answer.shadow {
-            true => self.new_permit(query, caller).await,
+            true => self.new_permit(query, &answer, caller).await,
             false => None,
         };
         Ok((answer, permit))
     }
 
     /// A permit for what was granted to a request. `None` if the bucket can't have any, or the store fails.
-    async fn new_permit(&self, query: &Query<'_>, caller: Option<CallerId>) -> Option<String> {
-        let snapshot = self.state.limits.current();
+    async fn new_permit(
+        &self,
+        query: &Query<'_>,
+        answer: &Answer<'_>,
+        caller: Option<CallerId>,
+    ) -> Option<String> {
+        let snapshot = Arc::clone(&self.state.limits.current());
         let found = snapshot.limits.find(query.namespace, query.bucket).filter(can_settle)?;
+        // New limits may have come between, by which another bucket serves the name.
+        answer.bucket.as_ref().filter(|bucket| **bucket == bucket_name(&found, query))?;
         let (tokens, max_wait_ms) = validate(query).ok()?;
         let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
         let mut random = [0; 16];
@@ -119,7 +129,24 @@ impl<S: PermitStore> AllowService<S> {
         if actual < 0 {
             return Err(Error::Invalid(format!("actual is {actual}: it must be at least 0")));
         }
-        let snapshot = self.state.limits.current();
+        // In a task of its own: a caller that gives up must not use its permit for nothing.
+        let service = self.clone();
+        let [id, namespace, bucket] =
+            [permit.id, permit.namespace, permit.bucket].map(str::to_owned);
+        let settling = tokio::spawn(async move {
+            let permit = Permit { id: &id, namespace: &namespace, bucket: &bucket };
+            service.settle_wholly(&permit, actual, caller).await
+        });
+        settling.await.unwrap_or(Err(Error::Unavailable))
+    }
+
+    async fn settle_wholly(
+        &self,
+        permit: &Permit<'_>,
+        actual: i64,
+        caller: Option<CallerId>,
+    ) -> Result<Settlement, Error> {
+        let snapshot = Arc::clone(&self.state.limits.current());
         let Some(found) = snapshot.limits.find(permit.namespace, permit.bucket) else {
             snapshot.check_known()?;
             count(&self.state, &self.state.unserved, ("", ""), &Settlement::Unknown);

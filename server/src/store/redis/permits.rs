@@ -4,12 +4,16 @@
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::time::Instant;
 
+use super::owner::Owner;
 use super::wire::script;
 use super::{RedisStore, keys};
-use crate::store::StoreError;
 use crate::store::permits::{PermitKey, PermitStore, PermitUse};
+use crate::store::{BucketRequest, StoreError};
+
+/// The group of owners in the queues that permits count for, apart from decisions. No namespace has a space in its
+/// name.
+const PERMITS: &str = "permits of buckets";
 
 impl PermitStore for RedisStore {
     async fn record_permit(
@@ -38,7 +42,9 @@ impl RedisStore {
         cmd: &Cmd,
     ) -> Result<Value, StoreError> {
         let slot = self.0.router.routes(&self.0.connector).slot(key);
-        let owner = self.0.note_owner(permit.bucket, Instant::now());
+        let BucketRequest { namespace, caller, .. } = *permit.bucket;
+        let member = caller.map_or_else(|| self.0.hash(namespace), |caller| caller.number());
+        let owner = Owner { group: self.0.hash(PERMITS), member };
         let reply = self.0.values_of(|_| owner, &[slot], None, |_, _| cmd.clone()).await.pop();
         reply.unwrap_or(Err(StoreError::Unreachable))
     }
