@@ -21,8 +21,8 @@ use tollgate_proto::tollgate::v1::reserve_response::Status as HoldStatus;
 use tollgate_proto::tollgate::v1::throttle_response::Status as HitStatus;
 use tollgate_proto::tollgate::v1::{
     EndSessionRequest, EndSessionResponse, KeepAliveRequest, KeepAliveResponse, ReleaseRequest,
-    ReleaseResponse, ReserveRequest, ReserveResponse, ThrottleRequest, ThrottleResponse,
-    TransferRequest, TransferResponse,
+    ReleaseResponse, ReserveRequest, ReserveResponse, SettleRequest, ThrottleRequest,
+    ThrottleResponse, TransferRequest, TransferResponse,
 };
 use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
@@ -47,7 +47,6 @@ const METHODS: [&str; 14] = [
     "/doorman.Capacity/ReleaseCapacity",
     "/doorman.Capacity/Discovery",
     "/quotaservice.QuotaService/Nothing",
-    "/tollgate.v1.Buckets/Settle",
     "/tollgate.v1.Throttle/Request",
     "/tollgate.v1.Holds/Reserve",
     "/tollgate.v1.Holds/Release",
@@ -55,6 +54,7 @@ const METHODS: [&str; 14] = [
     "/tollgate.v1.Holds/EndSession",
     "/tollgate.v1.Holds/Transfer",
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+    "/tollgate.v1.Buckets/Settle",
 ];
 
 /// An in-memory connection.
@@ -146,6 +146,7 @@ fn decodes(method: usize, message: &[u8]) -> bool {
         10 => EndSessionRequest::decode(message).is_ok(),
         11 => TransferRequest::decode(message).is_ok(),
         12 => RateLimitRequest::decode(message).is_ok(),
+        13 => SettleRequest::decode(message).is_ok(),
         _ => true,
     }
 }
