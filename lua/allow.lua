@@ -33,8 +33,8 @@
 --                       its key, and the number of requests. Runs with the same key are adjacent.
 --            cost       of the tokens of one request, in µs of accrual; negative: tokens are put
 --                       back
---            max_wait   µs; negative: so much accrual must be left; infinite: always granted, whatever
---                       the debt, down to MAX_SPAN; of a window see "Windows"
+--            max_wait   µs; negative: so much accrual must be there, of a window so many tokens; infinite:
+--                       always granted, whatever the debt, down to MAX_SPAN; of a window see "Windows"
 --
 -- Reply: a string. For each run a byte and a double, then a double for each register.
 --   Byte: the number of requests granted, which are the first ones; plus 127 if the bucket was full
@@ -234,6 +234,8 @@ while at <= #groups do
   if length then is_unlimited = false end
   -- The lowest balance at which a request is granted.
   local min_balance = is_unlimited and -math.huge or math.max(-max_wait, cost - max_debt) - SLACK
+  -- Of a window: the limit without what a grant must leave.
+  local most = length and cap - math.max(-max_wait - cost, 0)
   -- The first request to a full bucket makes it zero so long ago.
   local first_since, first_part = since_zero(cap - cost)
 
@@ -399,7 +401,7 @@ while at <= #groups do
           end
         end
         if granted < asked then
-          local room_at = log:room_at(logged, length, cap, moment, cost)
+          local room_at = log:room_at(logged, length, most, moment, cost)
           -- A log that was corrupted may have any times, and the node must get a time that it can believe.
           retry = room_at and math.min(math.max(room_at - now, 0), 2 * length + 3600000000) or -1
         end
@@ -418,7 +420,7 @@ while at <= #groups do
         if counts_refused then
           retry = -1
         elseif granted < asked then
-          retry = room_after(now, moment, start, length, sliding, cap, cost, current, previous)
+          retry = room_after(now, moment, start, length, sliding, most, cost, current, previous)
         end
         if counted > 0 and cost ~= 0 then
           state = pack(WINDOW, state_at % TIME_MODULUS, current, previous)

@@ -257,7 +257,7 @@ impl Work {
 }
 
 async fn ask<S: Store>(service: &AllowService<S>, bucket: &str, tokens: i64) -> Fallible<()> {
-    let query = Query { namespace: NAMESPACE, bucket, tokens, max_wait_ms: None };
+    let query = Query { namespace: NAMESPACE, bucket, tokens, ..Query::default() };
     let answer = service.allow(&query).await?;
     if answer.status != Status::Ok || answer.degraded {
         return Err(format!("{answer:?}").into());

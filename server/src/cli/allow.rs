@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
-use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_request};
 
 use super::node::{Node, NodeArgs};
 use crate::client::answer_within;
@@ -24,6 +24,9 @@ pub(super) struct RequestArgs {
     /// The longest wait to accept, if it is shorter than the bucket's own limit
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_wait: Option<Duration>,
+    /// Leave what the bucket keeps in reserve for critical requests
+    #[arg(long)]
+    not_critical: bool,
 }
 
 impl RequestArgs {
@@ -37,6 +40,10 @@ impl RequestArgs {
             max_wait_millis_override: max_wait_ms.unwrap_or_default(),
             max_wait_time_override: max_wait_ms.is_some(),
             settle: false,
+            criticality: match self.not_critical {
+                true => allow_request::Criticality::NotCritical.into(),
+                false => allow_request::Criticality::Critical.into(),
+            },
         })
     }
 }

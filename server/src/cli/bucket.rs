@@ -121,6 +121,9 @@ fn limit(json: &Value) -> String {
         ),
     };
     // Writing to a string cannot fail.
+    if json["reserve"].is_string() {
+        let _ = write!(limit, "; {} of it for critical requests only", text(&json["reserve"]));
+    }
     if let Some(most) = json["max_tokens_per_request"].as_u64() {
         let _ = write!(limit, "; at most {most} tokens a request");
     }
@@ -206,6 +209,15 @@ mod tests {
              now       41.5 of 100 tokens; full in 1s 170ms\n\
              enforced  yes\n"
         );
+    }
+
+    #[test]
+    fn a_reserve_for_people() {
+        let mut kept = bucket();
+        kept["limit"]["reserve"] = json!("20%");
+        let text = shown(&kept);
+        let expected = "longest debt 10s; 20% of it for critical requests only; at most 50 tokens";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

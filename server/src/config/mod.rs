@@ -17,6 +17,7 @@ mod holds;
 pub mod model;
 mod namespaces;
 mod number;
+mod percent;
 mod print;
 mod rate;
 mod read;

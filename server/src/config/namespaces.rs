@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use super::algorithms::{Word, algorithm, leaky_limit, window_limit};
 use super::fault::YamlPath;
 use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
+use super::percent::percent;
 use super::rate::rate;
 use super::read::{Entry, Fields, Keys, Reader};
 use super::span::span;
@@ -52,6 +53,7 @@ const BUCKET_KEYS: Keys = Keys {
         "soft_limit_percent",
         "prefetch",
         "settle_within",
+        "reserve",
         "enforce",
     ],
     ignored: &[
@@ -228,6 +230,7 @@ pub(super) fn bucket(
         max_tokens_per_request: max_tokens
             .map_or(limit.max_tokens_per_request, |most| u64::try_from(most).ok()),
         soft_limit_percent: soft_limit_percent(reader, &fields, path),
+        reserve_percent: reserve_percent(reader, &fields, path, &limit),
         ..limit
     };
     // A token bucket may be meant to forget its debt.
@@ -327,6 +330,22 @@ fn settle_within_ms(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_
         return None;
     }
     Some(within_ms)
+}
+
+fn reserve_percent(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &YamlPath<'_>,
+    limit: &BucketLimit,
+) -> u8 {
+    let Some(entry) = fields.get("reserve") else { return 0 };
+    let percent = percent(reader, &entry, path).unwrap_or(0);
+    if percent > 0 && limit.prefetch_tokens > 0 {
+        let message = "is not for a bucket with prefetch, of which a node does not know what is left: \
+                       remove one of them";
+        reader.fault(entry.line, &path.key(entry.key), message);
+    }
+    percent
 }
 
 /// Checks `prefetch`: at most half of the size, and not in a template.

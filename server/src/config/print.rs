@@ -11,6 +11,7 @@ use super::model::{
     Algorithm, Bucket, DomainLimits, HoldTemplate, Limits, MAX_DOMAINS, MAX_HOLDS, MAX_RESOURCES,
     Namespace, ResourceTemplate, Throttle, Unconfigured,
 };
+use super::percent::percent_text;
 use super::rules::{Rule, RuleLimit, Rules};
 use super::span::span_text;
 use crate::domain::bucket;
@@ -219,6 +220,9 @@ fn bucket(bucket: &Bucket) -> Mapping {
     if limit.settle_within_ms != bucket::SETTLE_WITHIN_MS {
         let within_us = i64::try_from(limit.settle_within_ms * 1000).unwrap_or(i64::MAX);
         put(&mut fields, "settle_within", span_text(within_us));
+    }
+    if limit.reserve_percent > 0 {
+        put(&mut fields, "reserve", percent_text(limit.reserve_percent));
     }
     put_shadow(&mut fields, bucket.enforce);
     fields

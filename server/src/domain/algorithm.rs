@@ -7,7 +7,7 @@ use std::num::NonZeroI64;
 use super::bucket::{self, Charge, STATE_BYTES, Terms};
 use super::log::Log;
 use super::time::Micros;
-use super::window::{WINDOW_STATE_BYTES, Window, WindowKind, WindowState};
+use super::window::{Asked, WINDOW_STATE_BYTES, Window, WindowKind, WindowState};
 
 /// The stored state of a bucket. A bucket without a state is full.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,12 +148,12 @@ fn decide_window(
     (limit, charge): (f64, &Charge),
     now: Micros,
 ) -> Decision {
-    let asked = (limit, charge.cost_us);
+    let asked = Asked { limit, reserve: charge.reserve(), cost: charge.cost_us };
     let (left, granted, change, retry_after_us) = match window.kind {
         WindowKind::Fixed | WindowKind::Sliding => {
             let state = state.and_then(State::window);
             let decision = match charge.counts_refused() {
-                true => window.count(state, asked, now),
+                true => window.count(state, (limit, asked.cost), now),
                 false => window.decide(state, asked, now),
             };
             let change = decision.state.map(|state| Change::Put(State::Window(state)));
@@ -200,3 +200,7 @@ pub fn full_in_ms(state: Option<&State>, terms: &Terms, now: Micros) -> i64 {
         None => bucket::full_in_ms(balance(state, terms, now), terms),
     }
 }
+
+#[cfg(test)]
+#[path = "algorithm_tests.rs"]
+mod tests;

@@ -115,6 +115,8 @@ pub struct BucketLimit {
     pub prefetch_tokens: u64,
     /// How long after a grant of a token bucket it can be settled.
     pub settle_within_ms: u64,
+    /// The share of the bucket, in percent, that is kept for critical requests.
+    pub reserve_percent: u8,
 }
 
 impl Default for BucketLimit {
@@ -130,6 +132,7 @@ impl Default for BucketLimit {
             soft_limit_percent: None,
             prefetch_tokens: 0,
             settle_within_ms: SETTLE_WITHIN_MS,
+            reserve_percent: 0,
         }
     }
 }
@@ -342,6 +345,34 @@ impl Terms {
         prefetch_tokens.min((size / 2.0 / f64::from(nodes.max(1))) as u64)
     }
 
+    /// The tokens that a reserve of `percent` keeps: of the size, of a leaky bucket's queue, or of the limit of a
+    /// window. A part of a token in a queue or a window counts as a whole one.
+    pub fn reserve_tokens(&self, percent: u8) -> f64 {
+        let of = |tokens: f64| tokens * f64::from(percent) / 100.0;
+        match self.queue() {
+            Some(queue) => of(queue as f64).ceil(),
+            None if self.window.is_some() => of(self.cap_us).ceil(),
+            None => of(self.cap_us) / self.interval_us,
+        }
+    }
+
+    /// Takes tokens that cost `cost_us`, and leaves the reserve.
+    pub fn take_unreserved(&self, cost_us: f64, max_wait_ms: u64, reserve_percent: u8) -> Charge {
+        let take = Charge::take(cost_us, max_wait_ms);
+        let max_wait_us = match self.queue() {
+            // As from a queue that is shorter by the reserve.
+            Some(queue) => {
+                let shorter = queue as f64 - self.reserve_tokens(reserve_percent);
+                let max_debt_us = (shorter + 1.0) * Self::leak_us(self.interval_us);
+                take.max_wait_us.min(max_debt_us - cost_us)
+            }
+            None if self.window.is_some() => -(cost_us + self.reserve_tokens(reserve_percent)),
+            // Not by way of tokens, which would round.
+            None => -(cost_us + self.cap_us * f64::from(reserve_percent) / 100.0),
+        };
+        Charge { max_wait_us, ..take }
+    }
+
     /// The cost of `tokens`, in µs of accrual.
     pub fn cost_us(&self, tokens: u64) -> f64 {
         tokens as f64 * self.interval_us
@@ -448,7 +479,7 @@ pub struct Charge {
     /// Cost of the tokens ([`Terms::cost_us`]). A negative cost returns tokens.
     pub cost_us: f64,
     /// The longest wait that a grant may impose, in µs. If negative, the balance must be at least
-    /// its absolute value.
+    /// its absolute value; for a window, which has no wait, in tokens.
     pub max_wait_us: f64,
 }
 
@@ -473,6 +504,11 @@ impl Charge {
     /// Whether a token bucket grants it whatever the debt.
     fn is_unlimited(&self) -> bool {
         self.max_wait_us == f64::INFINITY
+    }
+
+    /// What must be left after a grant. For windows, where it is in tokens.
+    pub fn reserve(&self) -> f64 {
+        (-self.max_wait_us - self.cost_us).max(0.0)
     }
 
     /// Whether the tokens count even if they are refused. Only windows refuse such.
@@ -623,7 +659,8 @@ pub fn wait_ms(accrued_us: f64) -> i64 {
 /// Time until a refused request could be granted if no other request came, in whole milliseconds,
 /// rounded up. 0 if it can never be granted.
 pub fn retry_after_ms(accrued_us: f64, terms: &Terms, charge: &Charge) -> i64 {
-    if charge.cost_us - terms.cap_us - SLACK_US > terms.max_debt_us {
+    let debts_never = charge.cost_us - terms.cap_us - SLACK_US > terms.max_debt_us;
+    if debts_never || !is_wait_allowed(terms.cap_us, charge) {
         return 0;
     }
     let until_wait = -accrued_us - charge.max_wait_us;

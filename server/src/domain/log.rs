@@ -7,7 +7,7 @@
 use std::array;
 
 use super::time::Micros;
-use super::window::MAX_LENGTH_US;
+use super::window::{Asked, MAX_LENGTH_US};
 
 /// The most hits that a log has the times of.
 const EXACT: usize = 128;
@@ -254,12 +254,11 @@ impl Log {
         }
     }
 
-    /// Decides a request for `cost` tokens of at most `limit` within a window. A negative cost puts tokens back:
-    /// the last ones.
+    /// Decides a request for tokens within a window. Those put back are the last ones.
     pub(super) fn decide(
         log: Option<&Self>,
         window_us: i64,
-        (limit, cost): (f64, f64),
+        Asked { limit, reserve, cost }: Asked,
         now: Micros,
     ) -> LogDecision {
         let nothing = Self::default();
@@ -268,8 +267,9 @@ impl Log {
         // Time does not run backwards: an earlier request counts as made with the last one.
         let moment = now.max(Micros(log.last_at().unwrap_or(now.0)));
         let left = (limit - log.hits(window_us, moment) as f64).max(0.0);
-        if left < cost {
-            let room_at = log.room_at(window_us, limit as u64, moment, cost as u64);
+        if left < cost + reserve {
+            let most = (limit - reserve) as u64;
+            let room_at = log.room_at(window_us, most, moment, cost as u64);
             // A log that was corrupted may have any times.
             let longest_us = 2 * window_us + AHEAD_US;
             let retry_after_us = room_at.map(|at| (at.0 - now.0).clamp(0, longest_us));

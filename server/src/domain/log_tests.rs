@@ -12,7 +12,8 @@ fn ask(
     (limit, cost): (u32, i64),
     at: i64,
 ) -> Result<f64, Option<i64>> {
-    let decision = Log::decide(log.as_ref(), window_us, (limit.into(), cost as f64), Micros(at));
+    let asked = Asked { limit: limit.into(), reserve: 0.0, cost: cost as f64 };
+    let decision = Log::decide(log.as_ref(), window_us, asked, Micros(at));
     match decision.granted {
         Some(granted) => {
             *log = Some(granted);

@@ -43,6 +43,17 @@ pub enum WindowKind {
     Log,
 }
 
+/// What a request asks of a window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Asked {
+    /// The most tokens within a window.
+    pub limit: f64,
+    /// The tokens of the limit that the request must leave.
+    pub reserve: f64,
+    /// The tokens; negative: they are put back.
+    pub cost: f64,
+}
+
 /// What was granted in a window and in the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowState {
@@ -134,25 +145,25 @@ impl Window {
         self.kind == WindowKind::Sliding
     }
 
-    /// Decides by the counts of a fixed or sliding window a request for `cost` tokens of at most `limit`. A
-    /// negative cost puts tokens back.
+    /// Decides a request by the counts of a fixed or sliding window.
     pub fn decide(
         &self,
         state: Option<&WindowState>,
-        (limit, cost): (f64, f64),
+        Asked { limit, reserve, cost }: Asked,
         now: Micros,
     ) -> WindowDecision {
         let counts = self.counts(state, now);
         let left = (limit - counts.current - self.carried(&counts, counts.moment)).max(0.0);
-        if left < cost {
-            let retry_after_us = self.room_at(counts, limit, cost).map(|at| at - now.0);
+        if left < cost + reserve {
+            let retry_after_us = self.room_at(counts, limit - reserve, cost).map(|at| at - now.0);
             return WindowDecision { left, granted: false, state: None, retry_after_us };
         }
         let state = Some(counts.with(cost).state());
         WindowDecision { left, granted: true, state, retry_after_us: None }
     }
 
-    /// [`decide`](Self::decide) for tokens that count even if they are refused. Does not say when to ask again.
+    /// [`decide`](Self::decide) for `cost` tokens of at most `limit` that count even if they are refused. Does not
+    /// say when to ask again.
     pub fn count(
         &self,
         state: Option<&WindowState>,

@@ -16,7 +16,8 @@ fn ask(
     (limit, cost): (u32, i64),
     at: i64,
 ) -> Result<f64, Option<i64>> {
-    let decision = window.decide(state.as_ref(), (limit.into(), cost as f64), Micros(at));
+    let asked = Asked { limit: limit.into(), reserve: 0.0, cost: cost as f64 };
+    let decision = window.decide(state.as_ref(), asked, Micros(at));
     if !decision.granted {
         assert_eq!(decision.state, None, "a refusal changes nothing");
         return Err(decision.retry_after_us);

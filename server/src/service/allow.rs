@@ -22,8 +22,20 @@ pub use look::{Balance, BucketView, FillError, Filled, ServedBy};
 pub use rate_limit::{CurrentLimit, Descriptor, DescriptorAnswer, Hits, RateLimitQuery};
 pub use settle::{Permit, Settlement};
 
+/// Whether a request may take what a bucket keeps in reserve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Criticality {
+    /// It may take the reserve.
+    #[default]
+    Critical,
+    /// It leaves the reserve.
+    NotCritical,
+    /// The request names no known criticality, and is invalid.
+    Unknown,
+}
+
 /// A caller's request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Query<'a> {
     /// The namespace that owns the bucket.
     pub namespace: &'a str,
@@ -34,6 +46,8 @@ pub struct Query<'a> {
     /// The longest wait that the caller accepts, in milliseconds. `None`: the bucket's own limit
     /// applies.
     pub max_wait_ms: Option<i64>,
+    /// Whether it may take the bucket's reserve.
+    pub criticality: Criticality,
 }
 
 /// The outcome of a request.
@@ -41,7 +55,7 @@ pub struct Query<'a> {
 pub enum Status {
     /// Granted.
     Ok,
-    /// The wait or the debt would be too long.
+    /// The wait or the debt would be too long, or the reserve would not be left.
     Timeout,
     /// No bucket serves the name.
     NoBucket,
@@ -262,6 +276,8 @@ enum Fault {
     Tokens,
     #[error("the longest wait is negative")]
     Wait,
+    #[error("the criticality is unknown")]
+    Criticality,
 }
 
 /// The tokens and the longest wait (in milliseconds) of a request.
@@ -270,6 +286,9 @@ fn validate(query: &Query<'_>) -> Result<(u64, Option<u64>), Fault> {
     names::check_bucket(query.bucket).map_err(Fault::Bucket)?;
     let tokens = u64::try_from(query.tokens).map_err(|_| Fault::Tokens)?.max(1);
     let max_wait_ms = query.max_wait_ms.map(u64::try_from).transpose().map_err(|_| Fault::Wait)?;
+    if query.criticality == Criticality::Unknown {
+        return Err(Fault::Criticality);
+    }
     Ok((tokens, max_wait_ms))
 }
 
@@ -283,6 +302,7 @@ fn store_request<'a>(
 ) -> BucketRequest<'a> {
     let limit = &found.bucket.limit;
     let prefetch_metrics = snapshot.meter(found.bucket).prefetch.as_ref();
+    let max_wait_ms = max_wait_ms.map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms));
     BucketRequest {
         caller,
         namespace: query.namespace,
@@ -291,9 +311,11 @@ fn store_request<'a>(
         terms: &found.bucket.terms,
         max_idle_ms: limit.max_idle_ms,
         tokens,
-        action: TokenAction::Take {
-            max_wait_ms: max_wait_ms
-                .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
+        action: match (query.criticality, limit.reserve_percent) {
+            (Criticality::NotCritical, reserve_percent @ 1..) => {
+                TokenAction::TakeUnreserved { max_wait_ms, reserve_percent }
+            }
+            _ => TokenAction::Take { max_wait_ms },
         },
         prefetch: prefetch_metrics
             .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),

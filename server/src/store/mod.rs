@@ -81,6 +81,13 @@ pub enum TokenAction {
         /// The longest wait that a grant may impose, in milliseconds.
         max_wait_ms: u64,
     },
+    /// Take the tokens, but leave the reserve: of a token bucket without a wait or a debt.
+    TakeUnreserved {
+        /// The longest wait that a grant may impose, in milliseconds. For leaky buckets.
+        max_wait_ms: u64,
+        /// The reserve, in percent of the bucket; above 0.
+        reserve_percent: u8,
+    },
     /// Take the tokens only if all of them are available: no wait and no debt.
     TakeAvailable,
     /// Take the tokens whatever the limits. A token bucket always grants them, and may have a debt beyond its
@@ -97,6 +104,9 @@ impl BucketRequest<'_> {
         let cost_us = self.terms.cost_us(self.tokens);
         match self.action {
             TokenAction::Take { max_wait_ms } => Charge::take(cost_us, max_wait_ms),
+            TokenAction::TakeUnreserved { max_wait_ms, reserve_percent } => {
+                self.terms.take_unreserved(cost_us, max_wait_ms, reserve_percent)
+            }
             TokenAction::TakeAvailable => Charge::take_available(cost_us),
             TokenAction::Count => Charge::count(cost_us),
             TokenAction::GiveBack => Charge::give_back(cost_us),
@@ -177,7 +187,7 @@ pub trait Layouts {
 pub enum Verdict {
     /// The tokens were taken.
     Granted,
-    /// The wait or the debt would be too long. No tokens were taken.
+    /// The wait or the debt would be too long, or the reserve would not be left. No tokens were taken.
     Refused,
     /// The namespace already has its maximum number of dynamic buckets. No tokens were taken.
     TooManyBuckets,

@@ -3,10 +3,10 @@
 //! generated code.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use tollgate_proto::quotaservice::AllowRequest;
+use tollgate_proto::quotaservice::{AllowRequest, allow_request};
 
 use super::status_on_wire;
-use crate::service::allow::{Answer, Query};
+use crate::service::allow::{Answer, Criticality, Query};
 
 /// Bytes of the gRPC prefix of a message: one for the compressed flag, four for the length.
 pub(super) const PREFIX: usize = 5;
@@ -14,7 +14,7 @@ pub(super) const PREFIX: usize = 5;
 /// Decodes an [`AllowRequest`]. `None` if it has an unknown field or a varint of more than 9 bytes
 /// (a negative number), or is invalid: then the generated code decodes it, and words the error.
 pub(super) fn decode_allow(mut bytes: &[u8]) -> Option<Query<'_>> {
-    let mut query = Query { namespace: "", bucket: "", tokens: 0, max_wait_ms: None };
+    let mut query = Query::default();
     let (mut max_wait_ms, mut has_max_wait) = (0, false);
     while let Some((key, rest)) = bytes.split_first() {
         bytes = rest;
@@ -24,11 +24,24 @@ pub(super) fn decode_allow(mut bytes: &[u8]) -> Option<Query<'_>> {
             0x18 => query.tokens = varint(&mut bytes)? as i64,
             0x20 => max_wait_ms = varint(&mut bytes)? as i64,
             0x28 => has_max_wait = varint(&mut bytes)? != 0,
+            // Field 16: the key has two bytes.
+            0x80 => {
+                bytes = bytes.strip_prefix(&[0x01])?;
+                query.criticality = criticality(varint(&mut bytes)? as i32);
+            }
             _ => return None,
         }
     }
     query.max_wait_ms = has_max_wait.then_some(max_wait_ms);
     Some(query)
+}
+
+fn criticality(number: i32) -> Criticality {
+    match allow_request::Criticality::try_from(number) {
+        Ok(allow_request::Criticality::Critical) => Criticality::Critical,
+        Ok(allow_request::Criticality::NotCritical) => Criticality::NotCritical,
+        Err(_) => Criticality::Unknown,
+    }
 }
 
 fn string<'a>(bytes: &mut &'a [u8]) -> Option<&'a str> {
@@ -89,6 +102,7 @@ pub(super) fn query(request: &AllowRequest) -> Query<'_> {
         bucket: &request.bucket_name,
         tokens: request.tokens_requested,
         max_wait_ms: request.max_wait_time_override.then_some(request.max_wait_millis_override),
+        criticality: criticality(request.criticality),
     }
 }
 
@@ -200,15 +214,17 @@ mod tests {
 
     fn requests() -> impl Strategy<Value = AllowRequest> {
         let number = || prop_oneof![any::<i64>(), 0..300i64, Just(0)];
-        (".{0,20}", ".{0,200}", number(), number(), any::<bool>()).prop_map(
-            |(namespace, bucket_name, tokens_requested, max_wait_millis_override, has_max_wait)| {
+        let criticality = prop_oneof![0..3, any::<i32>()];
+        (".{0,20}", ".{0,200}", number(), number(), any::<bool>(), criticality).prop_map(
+            |(namespace, bucket_name, tokens_requested, max_wait, has_max_wait, criticality)| {
                 AllowRequest {
                     namespace,
                     bucket_name,
                     tokens_requested,
-                    max_wait_millis_override,
+                    max_wait_millis_override: max_wait,
                     max_wait_time_override: has_max_wait,
                     settle: false,
+                    criticality,
                 }
             },
         )
@@ -273,7 +289,9 @@ mod tests {
         #[test]
         fn requests_decode_as_in_generated_code(request in requests()) {
             let bytes = request.encode_to_vec();
-            let negative = request.tokens_requested < 0 || request.max_wait_millis_override < 0;
+            let negative = request.tokens_requested < 0
+                || request.max_wait_millis_override < 0
+                || request.criticality < 0;
             match decode_allow(&bytes) {
                 Some(decoded) => prop_assert_eq!(decoded, query(&request)),
                 None => prop_assert!(negative),

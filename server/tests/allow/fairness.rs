@@ -71,7 +71,7 @@ async fn ask(
             let bucket = &format!("user{number}");
             let made_up = format!("made-up{number}");
             let namespace = if namespace == MADE_UP { &made_up } else { namespace };
-            let query = Query { namespace, bucket, tokens: 1, max_wait_ms: None };
+            let query = Query { namespace, bucket, tokens: 1, ..Query::default() };
             let status = service.allow.allow(&query).await.map(|answer| answer.status);
             Answered { place: place.fetch_add(1, Ordering::Relaxed), status }
         });

@@ -59,7 +59,7 @@ struct Count {
 }
 
 async fn ask(service: Arc<Service<RedisStore>>, count: Arc<Count>) {
-    let query = Query { namespace: "shop", bucket: "b", tokens: 1, max_wait_ms: None };
+    let query = Query { namespace: "shop", bucket: "b", tokens: 1, ..Query::default() };
     let answer = service.allow.allow(&query).await;
     // A rejected caller waits before its next request, as it is told to. Otherwise rejected callers
     // would keep the only thread busy.

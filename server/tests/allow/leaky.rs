@@ -7,7 +7,7 @@ use tollgate_server::store::look::Looks;
 const MS: i64 = 1000;
 
 async fn ask<'a, S: Looks>(s: &Service<S>, bucket: &'a str, tokens: i64) -> Answer<'a> {
-    s.allow.allow(&Query { namespace: "ns", bucket, tokens, max_wait_ms: None }).await.unwrap()
+    s.allow.allow(&Query { namespace: "ns", bucket, tokens, ..Query::default() }).await.unwrap()
 }
 
 fn set_limit<S: Looks>(s: &Service<S>, limit: &str) {
@@ -116,6 +116,7 @@ async fn a_caller_may_wait_for_less_than_the_queue<S: Looks>(s: &Service<S>) {
         bucket: "b",
         tokens: 1,
         max_wait_ms: Some(max_wait_ms),
+        ..Query::default()
     };
     refused(&s.allow.allow(&patient(299)).await.unwrap(), 1);
     leaves_after(&s.allow.allow(&patient(300)).await.unwrap(), 300);
@@ -173,7 +174,7 @@ async fn dynamic_buckets_have_queues_of_their_own<S: Looks>(s: &Service<S>) {
 async fn looks_shadow_and_explanations<S: Looks>(s: &Service<S>) {
     set_limit(s, "algorithm: leaky_bucket, rate: 10, queue: 2");
     let explain = async |tokens| {
-        let query = Query { namespace: "ns", bucket: "b", tokens, max_wait_ms: None };
+        let query = Query { namespace: "ns", bucket: "b", tokens, ..Query::default() };
         let explanation = s.allow.explain(&query, None).await.unwrap();
         let steps: Vec<_> = explanation.steps.iter().map(|step| step.text.clone()).collect();
         steps[2..].join("; ")

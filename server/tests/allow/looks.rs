@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use testkit::Service;
 use tollgate_server::domain::bucket::BucketKind;
 use tollgate_server::service::allow::{
-    Balance, BucketView, Effect, FillError, Filled, Query, Status,
+    Balance, BucketView, Criticality, Effect, FillError, Filled, Query, Status,
 };
 use tollgate_server::store::look::{Look, Looks};
 
@@ -18,7 +18,7 @@ namespaces:
   shop:
     buckets:
       cart: { size: 10, fill_rate: 2, wait_timeout_millis: 1500, max_debt_millis: 3000, max_tokens_per_request: 12 }
-      soft: { size: 10, fill_rate: 1, soft_limit_percent: 50 }
+      soft: { size: 10, fill_rate: 1, soft_limit_percent: 50, reserve: 30% }
       shadow: { size: 3, fill_rate: 1/m, wait_timeout_millis: 0, enforce: false }
     default_bucket: { size: 5, fill_rate: 3, max_tokens_per_request: -1 }
   api:
@@ -75,14 +75,14 @@ async fn fill<S: Looks>(s: &Service<S>, name: &str, of_default: bool) -> Result<
 
 async fn ask<S: Looks>(s: &Service<S>, name: &str, tokens: i64) -> Status {
     let (namespace, bucket) = split(name);
-    let query = Query { namespace, bucket, tokens, max_wait_ms: None };
+    let query = Query { namespace, bucket, tokens, ..Query::default() };
     s.allow.allow(&query).await.unwrap().status
 }
 
 /// What an explanation says of a request for one token.
 async fn explained<S: Looks>(s: &Service<S>, name: &str) -> Status {
     let (namespace, bucket) = split(name);
-    let query = Query { namespace, bucket, tokens: 1, max_wait_ms: None };
+    let query = Query { namespace, bucket, tokens: 1, ..Query::default() };
     s.allow.explain(&query, None).await.unwrap().answer.status
 }
 
@@ -103,7 +103,9 @@ async fn explanations_say_what_is_answered<S: Looks>(s: &Service<S>) {
         let (namespace, bucket) = split(NAMES[random.below(NAMES.len() as u64) as usize]);
         let tokens = [0, 1, 2, 3, 4, 13, -1][random.below(7) as usize];
         let max_wait_ms = [None, None, Some(0), Some(700), Some(-1)][random.below(5) as usize];
-        let query = Query { namespace, bucket, tokens, max_wait_ms };
+        let criticality =
+            [Criticality::Critical, Criticality::NotCritical][random.below(2) as usize];
+        let query = Query { namespace, bucket, tokens, max_wait_ms, criticality };
         let explained = s.allow.explain(&query, None).await.unwrap();
         assert_eq!(explained.answer, s.allow.explain(&query, None).await.unwrap().answer, "twice");
         let answer = s.allow.allow(&query).await.unwrap();
@@ -128,7 +130,7 @@ async fn explanations_say_what_is_answered<S: Looks>(s: &Service<S>) {
     }
     // Nothing is left of the limits but what has no bucket at all.
     s.set_limits("namespaces: { bare: { buckets: { x: {} } } }");
-    let query = Query { namespace: "bare", bucket: "y", tokens: 1, max_wait_ms: None };
+    let query = Query { namespace: "bare", bucket: "y", tokens: 1, ..Query::default() };
     let explained = s.allow.explain(&query, None).await.unwrap();
     assert_eq!(explained.answer, s.allow.allow(&query).await.unwrap());
     assert_eq!(explained.answer.status, Status::NoBucket);

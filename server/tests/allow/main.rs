@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 mod cost;
+mod criticality;
 mod exactness;
 mod fairness;
 mod goodput;

@@ -262,7 +262,7 @@ async fn descriptors_are_buckets<S: Looks>(s: &Service<S>) {
         if name.is_empty() {
             continue;
         }
-        let query = Query { namespace: "d", bucket: name, tokens: 1, max_wait_ms: None };
+        let query = Query { namespace: "d", bucket: name, tokens: 1, ..Query::default() };
         let answer = s.allow.allow(&query).await.unwrap();
         assert_eq!((answer.status, answer.tokens_available), (Status::Ok, 1.0), "{name}");
         let view = s.allow.look(("d", name), None).await.unwrap().unwrap();
@@ -274,7 +274,7 @@ async fn descriptors_are_buckets<S: Looks>(s: &Service<S>) {
         assert_eq!(one(s, "d", &[("path", value)]).await, (false, limit, 2), "{value}");
     }
     for name in ["path", "path=%41", "other=a", "fixed=b", "path=a,b=c"] {
-        let query = Query { namespace: "d", bucket: name, tokens: 1, max_wait_ms: None };
+        let query = Query { namespace: "d", bucket: name, tokens: 1, ..Query::default() };
         assert_eq!(s.allow.allow(&query).await.unwrap().status, Status::NoBucket, "{name}");
     }
 }

@@ -20,7 +20,10 @@ async fn ask_with<'a, S: Store>(
     max_wait_ms: Option<i64>,
 ) -> Answer<'a> {
     let (namespace, bucket) = name.split_once('|').unwrap_or(("ns", name));
-    s.allow.allow(&Query { namespace, bucket, tokens, max_wait_ms }).await.unwrap()
+    s.allow
+        .allow(&Query { namespace, bucket, tokens, max_wait_ms, ..Query::default() })
+        .await
+        .unwrap()
 }
 
 #[track_caller]
@@ -525,7 +528,7 @@ async fn invalid_requests<S: Store>(s: &Service<S>) {
         ("ns", "b", 1, Some(-1)),
         ("ns", "b", 1, Some(i64::MIN)),
     ] {
-        let query = Query { namespace, bucket, tokens, max_wait_ms: wait };
+        let query = Query { namespace, bucket, tokens, max_wait_ms: wait, ..Query::default() };
         let answer = s.allow.allow(&query).await.unwrap();
         assert_eq!(
             (answer.status, answer.tokens_granted),

@@ -28,7 +28,7 @@ fn set_limit<S: Looks>(s: &Service<S>, limit: &str) {
 
 /// Takes an estimate: its permit, and what is left.
 async fn take<S: PermitStore>(s: &Service<S>, bucket: &str, tokens: i64) -> (String, f64) {
-    let query = Query { namespace: "ns", bucket, tokens, max_wait_ms: None };
+    let query = Query { namespace: "ns", bucket, tokens, ..Query::default() };
     let (answer, permit) = s.allow.allow_to_settle(&query, None).await.unwrap();
     assert_eq!(answer.status, Status::Ok);
     (permit.unwrap(), answer.tokens_available)
@@ -36,7 +36,7 @@ async fn take<S: PermitStore>(s: &Service<S>, bucket: &str, tokens: i64) -> (Str
 
 /// A request that takes none beyond `tokens`: its status, and what is left.
 async fn ask<S: PermitStore>(s: &Service<S>, bucket: &str, tokens: i64) -> (Status, f64) {
-    let query = Query { namespace: "ns", bucket, tokens, max_wait_ms: None };
+    let query = Query { namespace: "ns", bucket, tokens, ..Query::default() };
     let answer = s.allow.allow(&query).await.unwrap();
     (answer.status, answer.tokens_available)
 }
@@ -155,7 +155,7 @@ async fn every_kind_of_bucket<S: Looks + PermitStore>(s: &Service<S>) {
     ));
     let (permit, _) = take(s, "one", 1).await;
     let (again, _) = take(s, "one", 1).await;
-    let query = Query { namespace: "ns", bucket: "two", tokens: 1, max_wait_ms: None };
+    let query = Query { namespace: "ns", bucket: "two", tokens: 1, ..Query::default() };
     assert_eq!(s.allow.allow(&query).await.unwrap().status, Status::TooManyBuckets);
     s.clock.advance(1000 * SECOND);
     assert_eq!(ask(s, "two", 1).await, (Status::Ok, 99.0));
@@ -177,7 +177,7 @@ async fn other_algorithms<S: Looks + PermitStore>(s: &Service<S>) {
         let (permit, left) = take(s, "b", 1).await;
         set_limit(s, other);
         assert_eq!(settle(s, &permit, 50).await, Settlement::Unknown, "{other}");
-        let query = Query { namespace: "ns", bucket: "b", tokens: 1, max_wait_ms: None };
+        let query = Query { namespace: "ns", bucket: "b", tokens: 1, ..Query::default() };
         let (answer, none) = s.allow.allow_to_settle(&query, None).await.unwrap();
         assert_eq!((answer.status, none), (Status::Ok, None), "{other}");
         if !other.contains("leaky") {
@@ -194,7 +194,7 @@ async fn other_algorithms<S: Looks + PermitStore>(s: &Service<S>) {
 
 async fn refused_requests_have_no_permit<S: Looks + PermitStore>(s: &Service<S>) {
     set_limit(s, &B.replace("1000000", "0"));
-    let query = |bucket, tokens| Query { namespace: "ns", bucket, tokens, max_wait_ms: None };
+    let query = |bucket, tokens| Query { namespace: "ns", bucket, tokens, ..Query::default() };
     for (query, status) in [
         (query("b", 121), Status::Timeout),
         (query("b", -1), Status::Invalid),

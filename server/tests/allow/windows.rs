@@ -10,7 +10,7 @@ const SECOND: i64 = 1_000_000;
 const MINUTE: i64 = 60 * SECOND;
 
 async fn ask<'a, S: Looks>(s: &Service<S>, bucket: &'a str, tokens: i64) -> Answer<'a> {
-    s.allow.allow(&Query { namespace: "ns", bucket, tokens, max_wait_ms: None }).await.unwrap()
+    s.allow.allow(&Query { namespace: "ns", bucket, tokens, ..Query::default() }).await.unwrap()
 }
 
 fn set_limit<S: Looks>(s: &Service<S>, limit: &str) {
@@ -195,7 +195,7 @@ async fn dynamic_buckets_have_windows_of_their_own<S: Looks>(s: &Service<S>) {
          sliding_log, limit: 2, window: 1m } } }",
     );
     let ask_log = async |bucket| {
-        let query = Query { namespace: "log", bucket, tokens: 1, max_wait_ms: None };
+        let query = Query { namespace: "log", bucket, tokens: 1, ..Query::default() };
         s.allow.allow(&query).await.unwrap()
     };
     granted(&ask_log("a").await, 1.0);
@@ -240,7 +240,7 @@ async fn a_look_takes_nothing_and_a_fill_forgets<S: Looks>(s: &Service<S>) {
         // Less than one of three is left of this minute after two thirds of the next one.
         assert_eq!(look.full_in_ms(terms), 70_001);
     }
-    let query = Query { namespace: "ns", bucket: "b", tokens: 2, max_wait_ms: None };
+    let query = Query { namespace: "ns", bucket: "b", tokens: 2, ..Query::default() };
     let explanation = s.allow.explain(&query, None).await.unwrap();
     let steps: Vec<_> = explanation.steps.iter().map(|step| &*step.text).collect();
     assert_eq!(
@@ -268,7 +268,7 @@ async fn a_log_is_looked_at_and_filled<S: Looks>(s: &Service<S>) {
             let full_in_ms = look.full_in_ms(terms);
             assert!((118_000..=118_001).contains(&full_in_ms), "{full_in_ms}");
         }
-        let query = Query { namespace: "ns", bucket: "b", tokens: limit, max_wait_ms: None };
+        let query = Query { namespace: "ns", bucket: "b", tokens: limit, ..Query::default() };
         let explanation = s.allow.explain(&query, None).await.unwrap();
         let last = explanation.steps.last().unwrap();
         let text =

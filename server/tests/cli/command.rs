@@ -41,6 +41,7 @@ fn version_and_help() {
                 "<BUCKET>",
                 "--tokens",
                 "--max-wait",
+                "--not-critical",
                 "--settle",
                 "--addr",
                 "--ca-file",
@@ -147,6 +148,7 @@ fn allow_prints_the_decision() {
       b: { size: 100, fill_rate: 100, max_tokens_per_request: 50 }
       slow: { size: 1, fill_rate: 1/h, wait_timeout_millis: 7200000, max_debt_millis: 36000000 }
       tiny: { size: 1, fill_rate: 1, max_debt_millis: 0, max_tokens_per_request: -1 }
+      kept: { size: 1, fill_rate: 1, reserve: 100% }
       soft: { size: 10, fill_rate: 1/d, soft_limit_percent: 10, max_tokens_per_request: 10 }",
     );
     let node = Node::start(&limits.path(), &[]);
@@ -181,6 +183,9 @@ fn allow_prints_the_decision() {
     let never = "REJECTED_TIMEOUT: this request can never be granted\n\
                  bucket     ns:tiny\navailable  1\n";
     assert_output(&allow("tiny", &["--tokens", "2"]), 1, never, "");
+    let kept = never.replace("tiny", "kept");
+    assert_output(&allow("kept", &["--not-critical"]), 1, &kept, "");
+    assert_eq!(allow("kept", &[]).code, 0);
     let too_many = "REJECTED_TOO_MANY_TOKENS_REQUESTED\nbucket     ns:b\n";
     assert_output(&allow("b", &["--tokens", "51"]), 1, too_many, "");
     assert_output(&allow("other", &[]), 1, "REJECTED_NO_BUCKET\n", "");

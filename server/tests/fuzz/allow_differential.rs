@@ -39,6 +39,7 @@ struct Rules {
     /// Number of [`NAMES`] that are configured buckets.
     configured: usize,
     prefetch_tokens: u64,
+    reserve_percent: u8,
 }
 
 #[derive(Clone, Debug)]
@@ -55,6 +56,8 @@ enum Kind {
         /// Wait limit, in percent of the bucket's own.
         override_percent: Option<u64>,
     },
+    /// Take, and leave the reserve.
+    TakeUnreserved,
     TakeAvailable,
     GiveBack,
     Count,
@@ -92,7 +95,8 @@ fn rules() -> impl Strategy<Value = Rules> {
     let max_idle_ms = select(vec![None, None, Some(1), Some(1000), Some(60_000)]);
     let max_buckets = select(vec![None, Some(1), Some(2), Some(3)]);
     let prefetch_tokens = prop_oneof![2 => Just(0), 1 => 1..200_u64];
-    let who = (max_buckets, 0..3_usize, prefetch_tokens);
+    let reserve_percent = prop_oneof![select(vec![1, 20, 50, 100]), 1..=100_u8];
+    let who = (max_buckets, 0..3_usize, prefetch_tokens, reserve_percent);
     (rate, size, max_debt_ms, wait_timeout_ms, max_idle_ms, who)
         .prop_map(
             |(
@@ -101,7 +105,7 @@ fn rules() -> impl Strategy<Value = Rules> {
                 max_debt_ms,
                 wait_timeout_ms,
                 max_idle_ms,
-                (max_buckets, configured, prefetch_tokens),
+                (max_buckets, configured, prefetch_tokens, reserve_percent),
             )| {
                 let limit = BucketLimit {
                     size_tokens,
@@ -111,7 +115,7 @@ fn rules() -> impl Strategy<Value = Rules> {
                     max_debt_ms,
                     ..BucketLimit::default()
                 };
-                Rules { limit, max_buckets, configured, prefetch_tokens }
+                Rules { limit, max_buckets, configured, prefetch_tokens, reserve_percent }
             },
         )
         // Longer spans are invalid in a limits file.
@@ -142,6 +146,7 @@ fn request() -> impl Strategy<Value = TokenRequest> {
     let take = proptest::option::of(0..100_u64);
     let kind = prop_oneof![
         6 => take.prop_map(|override_percent| Kind::Take { override_percent }),
+        3 => Just(Kind::TakeUnreserved),
         1 => Just(Kind::TakeAvailable),
         1 => Just(Kind::GiveBack),
         1 => Just(Kind::Count),
@@ -353,7 +358,9 @@ fn equal_up_to_rounding(
     let is_told = match ask.action {
         TokenAction::GiveBack => ask.terms.window.is_none(),
         TokenAction::Count => expected.verdict == Verdict::Granted,
-        TokenAction::Take { .. } | TokenAction::TakeAvailable => true,
+        TokenAction::Take { .. }
+        | TokenAction::TakeUnreserved { .. }
+        | TokenAction::TakeAvailable => true,
     };
     (!is_told || off_us <= 1e-4 + 1e-14 * largest_us.max(expected.accrued_us.abs()))
         && (expected.verdict, expected.created) == (found.verdict, found.created)
@@ -388,6 +395,10 @@ fn ask<'a>(
         action: match request.kind {
             Kind::Take { override_percent } => TokenAction::Take {
                 max_wait_ms: override_percent.map_or(own, |percent| own * percent / 100),
+            },
+            Kind::TakeUnreserved => TokenAction::TakeUnreserved {
+                max_wait_ms: own,
+                reserve_percent: rules.reserve_percent,
             },
             Kind::TakeAvailable => TokenAction::TakeAvailable,
             Kind::GiveBack => TokenAction::GiveBack,

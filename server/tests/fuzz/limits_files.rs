@@ -78,8 +78,9 @@ fn bucket() -> impl Strategy<Value = Value> {
         some((0_u64..=126_230_400_000).prop_map(|ms| json!(ms)).boxed()),
         some(minus_one_or(1..i64::MAX).boxed()),
         some((0.001..=100.0).prop_map(|percent: f64| json!(percent)).boxed()),
+        some((0..=100_u8).prop_map(|percent| json!(format!("{percent}%"))).boxed()),
     )
-        .prop_map(|(size, fill_rate, wait, idle, debt, tokens, soft)| {
+        .prop_map(|(size, fill_rate, wait, idle, debt, tokens, soft, reserve)| {
             object(vec![
                 ("size", size),
                 ("fill_rate", fill_rate),
@@ -88,6 +89,7 @@ fn bucket() -> impl Strategy<Value = Value> {
                 ("max_debt_millis", debt),
                 ("max_tokens_per_request", tokens),
                 ("soft_limit_percent", soft),
+                ("reserve", reserve),
             ])
         })
 }
@@ -96,7 +98,7 @@ fn bucket() -> impl Strategy<Value = Value> {
 fn one_bucket() -> impl Strategy<Value = Value> {
     (bucket(), prop::option::of(0.0..=1.0)).prop_map(|(mut bucket, part)| {
         let half = bucket["size"].as_u64().unwrap_or(100) / 2;
-        if let Some(part) = part.filter(|_| half > 0) {
+        if let Some(part) = part.filter(|_| half > 0 && bucket["reserve"].is_null()) {
             let part: f64 = part;
             bucket["prefetch"] = json!(((half as f64 * part) as u64).max(1));
         }

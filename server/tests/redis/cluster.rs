@@ -396,7 +396,7 @@ async fn requests_for_many_slots_share_calls() {
         let service = Arc::clone(&service);
         callers.spawn(async move {
             let (bucket, namespace) = (format!("user-{at}"), "ns");
-            let query = Query { namespace, bucket: &bucket, tokens: 1, max_wait_ms: None };
+            let query = Query { namespace, bucket: &bucket, tokens: 1, ..Query::default() };
             let answer = service.allow.allow(&query).await.unwrap();
             assert_eq!((answer.status, answer.degraded), (Status::Ok, false));
         });

@@ -16,7 +16,7 @@ use testkit::{
 use tollgate_server::domain::bucket::{BucketKind, BucketLimit};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, StoreMetrics};
-use tollgate_server::service::allow::Query;
+use tollgate_server::service::allow::{Criticality, Query};
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::redis::{Connector, Health, Servers, slot};
 use tollgate_server::store::{BucketRequest, Store as _, StoreError, TokenAction};
@@ -189,7 +189,7 @@ async fn a_stalled_node_does_not_count_the_store_as_down() {
     let redis = Redis::start();
     let (connector, health) = store_with_health(&redis.url(), TIMEOUT, &Metrics::new()).await;
     let service = Arc::new(Service::new(connector.open(), ManualClock::new(START), LIMITS));
-    let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
+    let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, ..Query::default() };
     // The first decision connects and loads the script.
     let mut ready = false;
     for _ in 0..50 {
@@ -204,7 +204,7 @@ async fn a_stalled_node_does_not_count_the_store_as_down() {
     for _ in 0..30 {
         let service = Arc::clone(&service);
         let asked = tokio::spawn(async move {
-            let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
+            let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, ..Query::default() };
             service.allow.allow(&query).await
         });
         // Lets the request be sent; then the thread stalls.
@@ -235,8 +235,13 @@ pub(crate) async fn store_with_health(
 /// A bucket that does not gain a token during a test.
 const SLOW: &str = "global_default_bucket: { size: 1000, fill_rate: 1/d }";
 
-const ONE_TOKEN: Query<'_> =
-    Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
+const ONE_TOKEN: Query<'_> = Query {
+    namespace: "nowhere",
+    bucket: "x",
+    tokens: 1,
+    max_wait_ms: None,
+    criticality: Criticality::Critical,
+};
 
 /// Its lane connects for longer than the caller waits.
 #[tokio::test]

@@ -256,15 +256,29 @@ fn balance_steps(
     let (terms, accrued_us) = (request.terms, look.accrued_us(request.terms));
     let answer = answer_from(&look.outcome(request), request, found, || terms.cap_us);
     balance_step(steps, look, terms);
-    match &terms.window {
-        Some(window) => window_step(steps, request, window, accrued_us),
-        None => {
-            wait_step(steps, request, accrued_us);
-            match terms.queue() {
-                Some(queue) => queue_step(steps, request, accrued_us, queue),
-                None => debt_step(steps, request, accrued_us),
-            }
+    // The steps of every request; that of the reserve follows.
+    let (request, reserve) = match request.action {
+        TokenAction::TakeUnreserved { max_wait_ms, reserve_percent } => {
+            let action = TokenAction::Take { max_wait_ms };
+            (&BucketRequest { action, ..*request }, Some(reserve_percent))
         }
+        _ => (request, None),
+    };
+    match (&terms.window, terms.queue()) {
+        (Some(window), _) => window_step(steps, request, window, accrued_us),
+        (None, Some(queue)) => {
+            wait_step(steps, request, accrued_us);
+            queue_step(steps, request, accrued_us, queue);
+        }
+        // A request that leaves a reserve never waits, so these steps can't refuse it.
+        (None, None) if reserve.is_some() => {}
+        (None, None) => {
+            wait_step(steps, request, accrued_us);
+            debt_step(steps, request, accrued_us);
+        }
+    }
+    if let Some(percent) = reserve {
+        reserve_step(steps, request, accrued_us, percent);
     }
     soft_limit_step(steps, &answer, found);
     answer
@@ -364,6 +378,19 @@ fn queue_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64, q
     let text = format!("with the request, {} wait; at most {queue} may (queue)", tokens(waiting));
     let effect = Effect::of_rule(bucket::is_debt_allowed(accrued_us, terms, &charge));
     steps.add("queue", effect, text, [("waiting", waiting), ("most", queue as f64)]);
+}
+
+fn reserve_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64, percent: u8) {
+    let terms = request.terms;
+    let kept = terms.reserve_tokens(percent);
+    let what = match terms.queue() {
+        Some(_) => format!("room for {} in the queue", tokens(kept)),
+        None => tokens(kept),
+    };
+    let text = format!("the request is not critical, and must leave {what} (reserve: {percent}%)");
+    let charge = terms.take_unreserved(request.charge().cost_us, u64::MAX, percent);
+    let effect = Effect::of_rule(bucket::is_wait_allowed(accrued_us, &charge));
+    steps.add("reserve", effect, text, [("reserved", kept), ("percent", f64::from(percent))]);
 }
 
 /// The answer in a sentence.

@@ -208,7 +208,7 @@ impl<S: Looks> AllowService<S> {
 
 /// A request for one token by a valid name.
 fn name_query<'a>(namespace: &'a str, bucket: &'a str) -> Result<Query<'a>, Error> {
-    let query = Query { namespace, bucket, tokens: 1, max_wait_ms: None };
+    let query = Query { namespace, bucket, tokens: 1, ..Query::default() };
     match super::validate(&query) {
         Err(fault) => Err(Error::Invalid(fault.to_string())),
         Ok(_) => Ok(query),

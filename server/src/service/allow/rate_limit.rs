@@ -90,7 +90,8 @@ impl Target<'_> {
         (domain, caller): (&'a str, Option<CallerId>),
         snapshot: &'a Snapshot,
     ) -> BucketRequest<'a> {
-        let query = Query { namespace: domain, bucket: &self.bucket, tokens: 1, max_wait_ms: None };
+        let query =
+            Query { namespace: domain, bucket: &self.bucket, tokens: 1, ..Query::default() };
         let (tokens, action) = match hits {
             Hits::Count(hits) => (hits, TokenAction::Count),
             Hits::GiveBack(hits) => (hits, TokenAction::GiveBack),

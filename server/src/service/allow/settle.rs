@@ -169,7 +169,7 @@ impl<S: PermitStore> AllowService<S> {
         snapshot: &Snapshot,
     ) -> Result<Settlement, Error> {
         let Permit { id, namespace, bucket } = *permit;
-        let query = Query { namespace, bucket, tokens: 0, max_wait_ms: None };
+        let query = Query { namespace, bucket, ..Query::default() };
         let request = store_request(&query, (0, None), caller, found, snapshot);
         let used = self.store.use_permit(&PermitKey { bucket: &request, id }).await;
         let estimate = match used.map_err(Error::of_read)? {

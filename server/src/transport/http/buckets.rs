@@ -148,6 +148,7 @@ fn limit_json(limit: &BucketLimit) -> Value {
         "soft_limit_percent": limit.soft_limit_percent,
         "prefetch": limit.prefetch_tokens,
         "settle_within_millis": can_settle.then_some(limit.settle_within_ms),
+        "reserve": (limit.reserve_percent > 0).then(|| format!("{}%", limit.reserve_percent)),
     })
 }
 

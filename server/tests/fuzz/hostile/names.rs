@@ -59,7 +59,7 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
     let (mut buckets, names) = (0, names(300));
     for name in &names {
         for namespace in ["spread", "together", name] {
-            let query = Query { namespace, bucket: name, tokens: 1, max_wait_ms: None };
+            let query = Query { namespace, bucket: name, tokens: 1, ..Query::default() };
             let answer = service.allow.allow(&query).await.unwrap();
             let valid = check_namespace(namespace).is_ok() && check_bucket(name).is_ok();
             assert_eq!(

@@ -179,7 +179,7 @@ async fn the_retry_time_and_the_soft_limit_respect_prefetch() {
          max_tokens_per_request: -1, prefetch: 20, soft_limit_percent: 50 } } } }",
     );
     let ask = async |tokens| {
-        let query = Query { namespace: "ns", bucket: "b", tokens, max_wait_ms: None };
+        let query = Query { namespace: "ns", bucket: "b", tokens, ..Query::default() };
         let answer = service.allow.allow(&query).await.unwrap();
         (answer.status, answer.tokens_available, answer.retry_after_ms, answer.soft_limited)
     };
@@ -206,7 +206,7 @@ async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
     };
     let ask = async |times| {
         for _ in 0..times {
-            let query = Query { namespace: "ns", bucket: "b", tokens: 1, max_wait_ms: None };
+            let query = Query { namespace: "ns", bucket: "b", tokens: 1, ..Query::default() };
             service.allow.allow(&query).await.unwrap();
             // Lets prefetch calls finish.
             tokio::task::yield_now().await;
@@ -285,7 +285,7 @@ async fn explanations_say_what_is_answered() {
         }
         down.store(step % 500 > 400, Ordering::Relaxed);
         let tokens = if step % 50 == 49 { 90_000 } else { [1, 1, 2, 30, 400][step % 5] };
-        let query = Query { namespace: "ns", bucket: "b", tokens, max_wait_ms: None };
+        let query = Query { namespace: "ns", bucket: "b", tokens, ..Query::default() };
         let explained = service.allow.explain(&query, None).await.unwrap();
         let answer = service.allow.allow(&query).await.unwrap();
         assert_eq!(explained.answer, answer, "step {step}: {:?}", explained.steps);
