@@ -2,6 +2,7 @@
 //! If the store fails, the namespace's failure policy decides.
 
 use std::borrow::Cow;
+use std::future::Future;
 use std::sync::Arc;
 
 use super::limits::{self, Snapshot};
@@ -169,8 +170,11 @@ impl<S: Store> AllowService<S> {
     }
 
     /// Answers a request of an unnamed caller; see [`allow_for`](Self::allow_for).
-    pub async fn allow<'a>(&self, query: &Query<'a>) -> Result<Answer<'a>, Error> {
-        self.allow_for(query, None).await
+    pub fn allow<'a>(
+        &self,
+        query: &Query<'a>,
+    ) -> impl Future<Output = Result<Answer<'a>, Error>> + Send {
+        self.allow_for(query, None)
     }
 
     /// Answers a request; `caller` is `None` for an unnamed caller. Takes no longer than the
