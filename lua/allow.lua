@@ -20,7 +20,7 @@
 --            life       µs after its balance was zero for which a state is needed: cap, or more
 --                       where nodes hold tokens of the bucket themselves
 --            flags      REWRITE 1: see "Expiry"; ENROLL 2, only with REWRITE: see "Registers";
---                       WINDOW 4, with SLIDING 8 or LOG 16: see "Windows"
+--                       WINDOW 4, with SLIDING 8, LOG 16 or BAN 32: see "Windows" and "Bans"
 --            register   the index of the namespace's register among the keys; 0: the namespace has
 --                       one, but not in this call; -1: it needs none
 --            bound      with a register, the most names in it; with -1, the time in µs until
@@ -58,6 +58,12 @@
 -- window before. Requests with an infinite max_wait count even if they are refused, except by LOG; then the
 -- balance may be negative, and they are not told when to ask again. The state of LOG is a log of lua/log.lua,
 -- and `grid` the window. It expires when it matters no more.
+--
+-- Bans. What is asked for of a bucket is a window, too, that begins with its first request. `life` is its length,
+-- `mark` how long from its start everything is refused once more than `cap` was asked for, `grid` how long the state is
+-- kept from then. The request that exceeds `cap` counts, those after it do not. The double of a run is negative during a
+-- ban. The state is that of a window, with 0 for the window before.
+--
 -- States of different forms have different keys, so that nodes with different algorithms for a bucket do not
 -- overwrite each other's.
 --
@@ -140,6 +146,18 @@ local function window_counts(value, now, length)
   return moment, start, start, 0, 0, false, at
 end
 
+-- What was asked for in the window of a ban: when it began, the tokens, and whether they are in the state.
+local function asked_before(value, now, length, lasting, cap)
+  if not value then return now, 0, false end
+  local at, tokens = struct.unpack('<I6I4', value)
+  local since = (now - at) % 281474976710656
+  if since >= 140737488355328 then since = since - 281474976710656 end
+  -- The clock may have stepped back, by an hour at most.
+  at = now - since
+  if since >= -3600000000 and since < (tokens > cap and lasting or length) then return at, tokens, true, at end
+  return now, 0, false, at
+end
+
 -- How many µs from `now` until a window has room for `cost` tokens that it has no room for at `moment`; -1:
 -- never.
 local function room_after(now, moment, start, length, sliding, limit, cost, current, previous)
@@ -200,6 +218,8 @@ local cap, max_debt, mark, idle, grid, life, flags, register, bound
 local rewrite, enroll, lowest, now_to_full, expiry_step, expires_ms
 -- Of a window: its length, else nil; whether it slides; and if what is granted is logged: lua/log.lua.
 local length, sliding, log
+-- Of a ban: how long from the start of its window it lasts, else nil.
+local lasting
 local state_bytes
 -- Whether the call has changed anything.
 local written = false
@@ -223,8 +243,9 @@ while at <= #groups do
     cap, max_debt, mark, idle, grid, life, flags, register, bound =
       unpack_bytes(TERMS, numbers, HEADER_BYTES + (term - 1) * TERMS_BYTES + 1)
     rewrite, enroll, sliding = flags % 2 == 1, flags % 4 >= 2, flags % 16 >= 8
-    length = flags >= 4 and (sliding and grid / 2 or grid) or nil
-    log = flags >= 16 and (log or new_log()) or nil
+    lasting = flags >= 32 and mark or nil
+    length = flags >= 4 and (lasting and life or sliding and grid / 2 or grid) or nil
+    log = flags % 32 >= 16 and (log or new_log()) or nil
     state_bytes = length and WINDOW_BYTES or STATE_BYTES
     lowest, now_to_full, expiry_step = -max_debt - 1, now + life, nil
     -- From 29 bits to where they are in a state.
@@ -304,6 +325,11 @@ while at <= #groups do
           if own_at > now + 3600000000 then logged = '' else moment = math.max(now, own_at) end
         end
         balance = math.max(cap - log:hits(logged, length, moment), 0)
+        since, part = balance, 0
+      elseif lasting then
+        state_at, current, is_of_this_window, own_at = asked_before(value, now, length, lasting, cap)
+        start, previous = state_at, 0
+        balance = cap - current
         since, part = balance, 0
       elseif length then
         moment, start, state_at, current, previous, is_of_this_window, own_at =
@@ -416,17 +442,19 @@ while at <= #groups do
         end
       elseif length then
         local counted = counts_refused and asked or granted
+        if lasting and balance >= 0 then counted = math.min(granted + 1, asked) end
         current = math.min(math.max(current + counted * cost, 0), 4294967295)
         if counts_refused then
           retry = -1
         elseif granted < asked then
-          retry = room_after(now, moment, start, length, sliding, most, cost, current, previous)
+          retry = lasting and start + lasting - now
+            or room_after(now, moment, start, length, sliding, most, cost, current, previous)
         end
         if counted > 0 and cost ~= 0 then
           state = pack(WINDOW, state_at % TIME_MODULUS, current, previous)
           keeps_expiry, step = is_of_this_window and not rewrite, start
         elseif value and rewrite then
-          state, step = value, own_at - own_at % length
+          state, step = value, lasting and own_at or own_at - own_at % length
         end
       elseif changed and full and not (value and cap < life) then
         -- A full bucket needs no state, unless it may not be full by the terms of another node.

@@ -93,6 +93,9 @@ fn text(response: &AllowResponse) -> String {
             tokens(response.tokens_granted),
             response.wait_millis
         ),
+        Status::RejectedTimeout if response.banned => {
+            format!("REJECTED_TIMEOUT: banned for another {} ms", response.retry_after_millis)
+        }
         Status::RejectedTimeout if response.retry_after_millis > 0 => {
             format!("REJECTED_TIMEOUT: try again in {} ms", response.retry_after_millis)
         }
@@ -102,7 +105,7 @@ fn text(response: &AllowResponse) -> String {
     if !response.bucket.is_empty() {
         lines.push(format!("bucket     {}", response.bucket));
     }
-    if matches!(response.status(), Status::Ok | Status::RejectedTimeout) {
+    if matches!(response.status(), Status::Ok | Status::RejectedTimeout) && !response.banned {
         lines.push(format!("available  {}", response.tokens_available));
     }
     if !response.permit.is_empty() {

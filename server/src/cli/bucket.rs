@@ -124,6 +124,14 @@ fn limit(json: &Value) -> String {
     if json["reserve"].is_string() {
         let _ = write!(limit, "; {} of it for critical requests only", text(&json["reserve"]));
     }
+    if let Some(ban) = json["ban"].as_object() {
+        let (window, ban_for) = (time(&ban["window_millis"]), time(&ban["for_millis"]));
+        let threshold = number(&ban["threshold"]);
+        let _ = write!(
+            limit,
+            "; banned for {ban_for} if more than {threshold} are asked for in {window}"
+        );
+    }
     if let Some(most) = json["max_tokens_per_request"].as_u64() {
         let _ = write!(limit, "; at most {most} tokens a request");
     }
@@ -153,6 +161,9 @@ fn shown(json: &Value) -> String {
     if json["degraded"] == true {
         lines.push(("store", outage(json)));
     }
+    if json["ban"].is_object() {
+        lines.push(("ban", ban(&json["ban"])));
+    }
     let (places, prefetch) = (&json["dynamic_buckets"], &json["prefetch"]);
     if places.is_object() {
         let text = format!("{} of {} in use", places["taken"], places["most"]);
@@ -172,10 +183,27 @@ fn shown(json: &Value) -> String {
     lines.iter().map(|(title, content)| format!("{title:<9} {content}\n")).collect()
 }
 
+/// What was asked for of a bucket that may be banned, in words.
+fn ban(json: &Value) -> String {
+    match json["banned"] == true {
+        true => format!("banned for another {}", time(&json["left_millis"])),
+        false => {
+            let (asked, threshold) = (number(&json["asked"]), number(&json["threshold"]));
+            format!("none; {asked} of {threshold} tokens were asked for in its window")
+        }
+    }
+}
+
 fn reset(json: &Value) -> String {
     let name = text(&json["served_by"]["bucket"]);
     let full = number(&json["before"]["full_tokens"]);
-    format!("{name} is full, with {full} tokens\nbefore    {}\n", balance(&json["before"]))
+    let mut text =
+        format!("{name} is full, with {full} tokens\nbefore    {}\n", balance(&json["before"]));
+    if json["ban_before"]["banned"] == true {
+        let left = time(&json["ban_before"]["left_millis"]);
+        let _ = writeln!(text, "ban       lifted; it would have lasted for another {left}");
+    }
+    text
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ pub struct Bucket {
     pub limit: BucketLimit,
     /// The limits in the units of the arithmetic.
     pub terms: Terms,
+    /// How what is asked for is counted, if it may be banned. Boxed, as few buckets have it.
+    pub ban: Option<Box<Terms>>,
     /// Whether the limits are enforced, if file and namespace enforce theirs.
     pub enforce: bool,
 }
@@ -19,6 +21,12 @@ pub struct Bucket {
 impl Bucket {
     /// A definition with its terms computed from `limit`.
     pub fn new(index: usize, limit: BucketLimit) -> Self {
-        Self { index, terms: limit.terms(), limit, enforce: true }
+        Self {
+            index,
+            terms: limit.terms(),
+            ban: limit.ban_terms().map(Box::new),
+            limit,
+            enforce: true,
+        }
     }
 }

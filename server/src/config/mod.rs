@@ -6,6 +6,7 @@
 
 pub mod access;
 mod algorithms;
+mod ban;
 mod bucket;
 mod difference;
 mod domains;

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use hashbrown::HashMap;
 
 use super::algorithms::{Word, algorithm, leaky_limit, window_limit};
+use super::ban::ban;
 use super::fault::YamlPath;
 use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
 use super::percent::percent;
@@ -54,6 +55,7 @@ const BUCKET_KEYS: Keys = Keys {
         "prefetch",
         "settle_within",
         "reserve",
+        "ban",
         "enforce",
     ],
     ignored: &[
@@ -231,6 +233,7 @@ pub(super) fn bucket(
             .map_or(limit.max_tokens_per_request, |most| u64::try_from(most).ok()),
         soft_limit_percent: soft_limit_percent(reader, &fields, path),
         reserve_percent: reserve_percent(reader, &fields, path, &limit),
+        ban: ban(reader, &fields, path, &limit),
         ..limit
     };
     // A token bucket may be meant to forget its debt.

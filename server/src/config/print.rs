@@ -224,6 +224,13 @@ fn bucket(bucket: &Bucket) -> Mapping {
     if limit.reserve_percent > 0 {
         put(&mut fields, "reserve", percent_text(limit.reserve_percent));
     }
+    if let Some(ban) = &limit.ban {
+        let mut fields_of_ban = Mapping::new();
+        put(&mut fields_of_ban, "threshold", ban.threshold);
+        put(&mut fields_of_ban, "window", span_text(ban.window_us));
+        put(&mut fields_of_ban, "for", span_text(ban.for_us));
+        put(&mut fields, "ban", fields_of_ban);
+    }
     put_shadow(&mut fields, bucket.enforce);
     fields
 }

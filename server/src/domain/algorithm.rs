@@ -14,7 +14,7 @@ use super::window::{Asked, WINDOW_STATE_BYTES, Window, WindowKind, WindowState};
 pub enum State {
     /// That of a token bucket.
     Tokens(bucket::State),
-    /// That of a fixed or sliding window.
+    /// That of a fixed or sliding window, or the window of a ban.
     Window(WindowState),
     /// That of a sliding log.
     Log(Box<Log>),
@@ -38,13 +38,13 @@ pub struct Decision {
     pub granted: bool,
     /// The balance before the request; negative: in debt.
     pub balance: f64,
-    /// After a refusal by a window: when to ask again.
+    /// After a refusal by a window or a ban: when to ask again.
     pub retry: Option<Retry>,
     /// The change to make to the state.
     pub change: Change,
 }
 
-/// When a request that a window has refused would be granted, if nobody else asked: after so many µs, or
+/// When a request that a window or a ban has refused would be granted, if nobody else asked: after so many µs, or
 /// [never](Self::NEVER). Small, as each request under way has room for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry(NonZeroI64);
@@ -80,7 +80,7 @@ impl State {
                 let bytes = <&[u8; STATE_BYTES]>::try_from(value).ok()?;
                 Some(Self::Tokens(bucket::State::decode(bytes, now)))
             }
-            Some(WindowKind::Fixed | WindowKind::Sliding) => {
+            Some(WindowKind::Fixed | WindowKind::Sliding | WindowKind::Ban { .. }) => {
                 let bytes = <&[u8; WINDOW_STATE_BYTES]>::try_from(value).ok()?;
                 Some(Self::Window(WindowState::decode(bytes, now)))
             }
@@ -150,11 +150,12 @@ fn decide_window(
 ) -> Decision {
     let asked = Asked { limit, reserve: charge.reserve(), cost: charge.cost_us };
     let (left, granted, change, retry_after_us) = match window.kind {
-        WindowKind::Fixed | WindowKind::Sliding => {
+        WindowKind::Fixed | WindowKind::Sliding | WindowKind::Ban { .. } => {
             let state = state.and_then(State::window);
-            let decision = match charge.counts_refused() {
-                true => window.count(state, (limit, asked.cost), now),
-                false => window.decide(state, asked, now),
+            let decision = match window.kind {
+                WindowKind::Ban { .. } => window.ask(state, (limit, asked.cost), now),
+                _ if charge.counts_refused() => window.count(state, (limit, asked.cost), now),
+                _ => window.decide(state, asked, now),
             };
             let change = decision.state.map(|state| Change::Put(State::Window(state)));
             (decision.left, decision.granted, change, decision.retry_after_us)

@@ -13,6 +13,7 @@
 //! `lua/allow.lua` does the same operations in the same order on the same doubles, so that both
 //! stores give bit-identical answers. Change the two together.
 
+use super::ban::Ban;
 use super::time::Micros;
 use super::window::{Window, WindowKind};
 
@@ -70,6 +71,8 @@ impl Algorithm {
                 WindowKind::Fixed => "fixed_window",
                 WindowKind::Sliding => "sliding_window",
                 WindowKind::Log => "sliding_log",
+                // No bucket's own algorithm.
+                WindowKind::Ban { .. } => "ban",
             },
         }
     }
@@ -117,6 +120,8 @@ pub struct BucketLimit {
     pub settle_within_ms: u64,
     /// The share of the bucket, in percent, that is kept for critical requests.
     pub reserve_percent: u8,
+    /// When the bucket refuses everything; `None`: never.
+    pub ban: Option<Ban>,
 }
 
 impl Default for BucketLimit {
@@ -133,6 +138,7 @@ impl Default for BucketLimit {
             prefetch_tokens: 0,
             settle_within_ms: SETTLE_WITHIN_MS,
             reserve_percent: 0,
+            ban: None,
         }
     }
 }
@@ -174,6 +180,12 @@ impl BucketLimit {
             Algorithm::LeakyBucket { queue } => Terms::leaky(self.fill_rate, queue),
             Algorithm::Windows(window) => Terms::of_window(self.size_tokens as f64, window),
         }
+    }
+
+    /// How what is asked for is counted, if the bucket may be banned.
+    pub fn ban_terms(&self) -> Option<Terms> {
+        let window = |ban: Ban| ban.window(self.terms().longest_life_us());
+        self.ban.map(|ban| Terms::of_window(ban.threshold as f64, window(ban)))
     }
 
     /// Whether a grant exceeds the soft limit when it leaves `tokens` in a bucket of `size` tokens.

@@ -2,6 +2,7 @@
 //! hits, holds, names and time. No I/O, no store, no file format and no clock: time is always a parameter.
 
 pub mod algorithm;
+pub mod ban;
 pub mod bucket;
 pub mod descriptor;
 pub mod holds;

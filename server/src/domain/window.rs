@@ -1,5 +1,6 @@
 //! Limits on the tokens within windows of time: of a fixed window, or of one that slides, both aligned to the
-//! epoch; or of all windows, by a log.
+//! epoch; or of all windows, by a log. And what is asked for within the window of a [ban](super::ban), which begins
+//! with the first request.
 //!
 //! A fixed window counts what was granted since its start. A sliding one adds the count of the window before,
 //! in proportion to the share of that window that is still within the length of a window from now, rounded down
@@ -41,6 +42,13 @@ pub enum WindowKind {
     Sliding,
     /// Each with its time, in a [`Log`](super::log::Log).
     Log,
+    /// What was asked for counts, too, until it is more than the limit: then everything is refused for some time.
+    Ban {
+        /// That time, from the start of the window, in µs.
+        lasting_us: i64,
+        /// How long the state is kept from the start of the window, in µs: at least as long.
+        kept_us: i64,
+    },
 }
 
 /// What a request asks of a window.
@@ -115,7 +123,7 @@ impl WindowState {
     }
 
     /// When the state expires, in milliseconds since the epoch: when its window, or the next one of a sliding
-    /// window, is over.
+    /// window, is over; or when a ban would be.
     pub fn expires_ms(&self, window: &Window) -> i64 {
         let start = window.start(self.at.0);
         (start + window.life_us() + 999).div_euclid(1000)
@@ -138,7 +146,11 @@ impl Counts {
 impl Window {
     /// How long counts matter from the start of their window, in µs.
     pub fn life_us(&self) -> i64 {
-        if self.slides() { 2 * self.length_us } else { self.length_us }
+        match self.kind {
+            WindowKind::Fixed | WindowKind::Log => self.length_us,
+            WindowKind::Sliding => 2 * self.length_us,
+            WindowKind::Ban { kept_us, .. } => kept_us,
+        }
     }
 
     fn slides(&self) -> bool {
@@ -177,8 +189,40 @@ impl Window {
         WindowDecision { left, granted, state, retry_after_us: None }
     }
 
+    /// Counts what is asked for, up to a ban; refuses it during one.
+    pub fn ask(
+        &self,
+        state: Option<&WindowState>,
+        (limit, cost): (f64, f64),
+        now: Micros,
+    ) -> WindowDecision {
+        let WindowKind::Ban { lasting_us, .. } = self.kind else {
+            return self.count(state, (limit, cost), now);
+        };
+        let counts = state.is_some_and(|state| {
+            let is_banned = f64::from(state.current) > limit;
+            let counts_us = if is_banned { lasting_us } else { self.length_us };
+            (-AHEAD_US..counts_us).contains(&(now.0 - state.at.0))
+        });
+        let none = WindowState { at: now, current: 0, previous: 0 };
+        let before = *state.filter(|_| counts).unwrap_or(&none);
+        let left = limit - f64::from(before.current);
+        let granted = left >= cost;
+        let current = (f64::from(before.current) + cost).min(MAX_LIMIT as f64) as u32;
+        WindowDecision {
+            left,
+            granted,
+            state: (left >= 0.0 && cost > 0.0).then_some(WindowState { current, ..before }),
+            retry_after_us: (!granted).then(|| before.at.0 + lasting_us - now.0),
+        }
+    }
+
+    /// The start of the window that begins with, or has, this time.
     fn start(&self, at: i64) -> i64 {
-        at - at.rem_euclid(self.length_us)
+        match self.kind {
+            WindowKind::Ban { .. } => at,
+            _ => at - at.rem_euclid(self.length_us),
+        }
     }
 
     fn counts(&self, state: Option<&WindowState>, now: Micros) -> Counts {

@@ -17,6 +17,7 @@ pub enum AllowOutcome {
     Granted,
     GrantedAfterWait,
     Timeout,
+    Banned,
     TooManyTokens,
     TooManyBuckets,
     NoBucket,
@@ -25,10 +26,13 @@ pub enum AllowOutcome {
 }
 
 impl AllowOutcome {
-    const ALL: [(Self, &'static str); 8] = [
+    const BANNED: (Self, &'static str) = (Self::Banned, "banned");
+
+    const ALL: [(Self, &'static str); 9] = [
         (Self::Granted, "granted"),
         (Self::GrantedAfterWait, "granted_after_wait"),
         (Self::Timeout, "timeout"),
+        Self::BANNED,
         (Self::TooManyTokens, "too_many_tokens"),
         (Self::TooManyBuckets, "too_many_buckets"),
         (Self::NoBucket, "no_bucket"),
@@ -39,7 +43,7 @@ impl AllowOutcome {
 
 /// The metrics of one bucket definition.
 pub struct BucketMetrics {
-    outcomes: [Counter; 8],
+    outcomes: [Counter; 9],
     tokens: Counter,
     tokens_after_wait: Counter,
     /// Grants past the soft limit.
@@ -70,8 +74,10 @@ impl BucketMetrics {
             if dynamic { metrics.counter(name, &labels[..1]) } else { Counter::noop() }
         };
         Self {
-            outcomes: AllowOutcome::ALL.map(|(_, word)| {
-                metrics.counter(DECISIONS, &[labels[0], labels[1], ("outcome", word)])
+            outcomes: AllowOutcome::ALL.map(|(outcome, word)| match outcome {
+                // See `with_ban`.
+                AllowOutcome::Banned => Counter::noop(),
+                _ => metrics.counter(DECISIONS, &[labels[0], labels[1], ("outcome", word)]),
             }),
             tokens: tokens("false"),
             tokens_after_wait: tokens("true"),
@@ -90,6 +96,15 @@ impl BucketMetrics {
     pub fn with_prefetch(self, metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
         let prefetch = Some(Arc::new(PrefetchMetrics::new(metrics, namespace, bucket)));
         Self { prefetch, ..self }
+    }
+
+    /// Registers the metric of requests that a ban refuses, too.
+    #[must_use]
+    pub fn with_ban(mut self, metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let (outcome, word) = AllowOutcome::BANNED;
+        let labels = [("namespace", namespace), ("bucket", bucket), ("outcome", word)];
+        self.outcomes[outcome as usize] = metrics.counter(DECISIONS, &labels);
+        self
     }
 
     /// Registers the metrics of requests in shadow, too.
@@ -127,7 +142,7 @@ impl BucketMetrics {
 }
 
 /// By outcome: requests to one bucket that were granted at once only because the limit is not enforced.
-pub struct ShadowMetrics([Counter; 8]);
+pub struct ShadowMetrics([Counter; 9]);
 
 impl ShadowMetrics {
     /// Registers the metrics of a bucket.

@@ -13,6 +13,7 @@ use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET
 use crate::metrics::{AllowOutcome, BucketMetrics, ShadowMetrics};
 use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAction, Verdict};
 
+mod ban;
 mod explain;
 mod look;
 mod rate_limit;
@@ -58,6 +59,8 @@ pub enum Status {
     Ok,
     /// The wait or the debt would be too long, or the reserve would not be left.
     Timeout,
+    /// More was asked for than the bucket's ban allows.
+    Banned,
     /// No bucket serves the name.
     NoBucket,
     /// The namespace already has its maximum number of dynamic buckets.
@@ -125,6 +128,7 @@ impl<'a> Answer<'a> {
             Status::Ok if self.wait_ms == 0 => AllowOutcome::Granted,
             Status::Ok => AllowOutcome::GrantedAfterWait,
             Status::Timeout => AllowOutcome::Timeout,
+            Status::Banned => AllowOutcome::Banned,
             Status::NoBucket => AllowOutcome::NoBucket,
             Status::TooManyBuckets => AllowOutcome::TooManyBuckets,
             Status::TooManyTokens => AllowOutcome::TooManyTokens,
@@ -178,7 +182,7 @@ impl<S: Store> AllowService<S> {
     }
 
     /// Answers a request; `caller` is `None` for an unnamed caller. Takes no longer than the
-    /// store's deadline.
+    /// store's deadline, or twice as long for a bucket with a ban.
     pub async fn allow_for<'a>(
         &self,
         query: &Query<'a>,
@@ -203,8 +207,14 @@ impl<S: Store> AllowService<S> {
             Answer::refused(Status::TooManyTokens)
         } else {
             let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
-            let outcome = self.store.decide(&[request]).await.pop();
-            self.answer_to(outcome, &request, &found, &snapshot)?
+            match found.bucket.ban {
+                None => {
+                    let outcome = self.store.decide(&[request]).await.pop();
+                    self.answer_to(outcome, &request, &found, &snapshot)?
+                }
+                // Boxed, so that the others are no larger for it.
+                Some(_) => Box::pin(self.ask_unless_banned(&request, &found, &snapshot)).await?,
+            }
         };
         self.count_and_lift(&mut answer, (query.namespace, tokens), &found, &snapshot);
         answer.add_bucket(&found, query);
@@ -311,7 +321,13 @@ fn store_request<'a>(
         caller,
         namespace: query.namespace,
         name: query.bucket,
-        kind: found.kind,
+        kind: match found.kind {
+            // See `ban::count_request`.
+            BucketKind::Dynamic { .. } if found.bucket.ban.is_some() => {
+                BucketKind::Dynamic { max_buckets: None }
+            }
+            kind => kind,
+        },
         terms: &found.bucket.terms,
         max_idle_ms: limit.max_idle_ms,
         tokens,
@@ -394,9 +410,17 @@ fn answer_without_store(
 ) -> Answer<'static> {
     let answer = match (found.on_store_failure, fallback) {
         (FailurePolicy::Local, Some(fallback)) => {
-            let terms: Terms = request.terms.share(fallback.health.nodes());
-            let request = BucketRequest { terms: &terms, ..*request };
-            answer_from(&fallback.local.decide_one(&request), &request, found, || terms.cap_us)
+            let nodes = fallback.health.nodes();
+            let decide = |request: &BucketRequest<'_>, terms: &Terms| {
+                fallback.local.decide_one(&BucketRequest { terms, ..*request })
+            };
+            let counting = ban::count_request(request, found);
+            let asked = counting.map(|counting| decide(&counting, &counting.terms.share(nodes)));
+            asked.and_then(|outcome| ban::refusal(&outcome)).unwrap_or_else(|| {
+                let terms: Terms = request.terms.share(nodes);
+                let request = BucketRequest { terms: &terms, ..*request };
+                answer_from(&decide(&request, &terms), &request, found, || terms.cap_us)
+            })
         }
         (FailurePolicy::Allow, _) => {
             Answer { tokens_granted: tokens_on_wire(request.tokens), ..Answer::refused(Status::Ok) }

@@ -3,8 +3,8 @@
 use std::future::Future;
 
 use super::{BucketRequest, Outcome, Store, StoreError, Verdict};
-use crate::domain::algorithm::{self, Decision, State};
-use crate::domain::bucket::{BucketKind, Terms};
+use crate::domain::algorithm::{self, Decision, Retry, State};
+use crate::domain::bucket::{BucketKind, Charge, Terms};
 use crate::domain::time::Micros;
 
 /// A store whose buckets can be looked at. A call takes no longer than the store's deadline.
@@ -82,6 +82,13 @@ impl Look {
     /// Time until the bucket is full under `terms` if no request comes, in whole milliseconds, rounded up.
     pub fn full_in_ms(&self, terms: &Terms) -> i64 {
         algorithm::full_in_ms(self.state.as_ref(), terms, self.now)
+    }
+
+    /// How long the ban still lasts that this is a look at, in whole milliseconds, rounded up; `None` if there is none.
+    pub fn ban_left_ms(&self, terms: &Terms) -> Option<i64> {
+        let nothing = Charge::take_available(0.0);
+        let decision = algorithm::decide(self.state.as_ref(), terms, &nothing, self.now);
+        decision.retry.map(Retry::after_ms)
     }
 
     /// What the store would answer to `request`, unless the bucket gets no place.

@@ -125,6 +125,7 @@ impl BucketRequest<'_> {
             None => b"bdg",
             Some(WindowKind::Fixed | WindowKind::Sliding) => b"BDG",
             Some(WindowKind::Log) => b"LMN",
+            Some(WindowKind::Ban { .. }) => b"CEF",
         };
         match self.kind {
             BucketKind::Configured | BucketKind::Dynamic { .. } => letters[0],
@@ -201,7 +202,7 @@ pub struct Outcome {
     /// The bucket's balance before the request, in µs of accrual; negative: debt. Of a window: what is left
     /// of its limit.
     pub accrued_us: f64,
-    /// After a refusal by a window: when to ask again. The balance of a token bucket says it.
+    /// After a refusal by a window or a ban: when to ask again. The balance of a token bucket says it.
     pub retry: Option<Retry>,
     /// Whether this decision brought a dynamic bucket into use: it was full before.
     pub created: bool,

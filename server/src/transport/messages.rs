@@ -6,7 +6,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use tollgate_proto::quotaservice::{AllowRequest, allow_request};
 
 use super::status_on_wire;
-use crate::service::allow::{Answer, Criticality, Query};
+use crate::service::allow::{Answer, Criticality, Query, Status};
 
 /// Bytes of the gRPC prefix of a message: one for the compressed flag, four for the length.
 pub(super) const PREFIX: usize = 5;
@@ -195,6 +195,9 @@ fn write(answer: &Answer<'_>, to: &mut impl Sink) {
         to.put(&[0xc1, 0x01]);
         to.put(&fill_rate.to_le_bytes());
     }
+    if answer.status == Status::Banned {
+        to.put(&[0xc8, 0x01, 1]);
+    }
 }
 
 #[cfg(test)]
@@ -210,7 +213,6 @@ mod tests {
 
     use super::super::response;
     use super::*;
-    use crate::service::allow::Status;
 
     fn requests() -> impl Strategy<Value = AllowRequest> {
         let number = || prop_oneof![any::<i64>(), 0..300i64, Just(0)];
@@ -235,6 +237,7 @@ mod tests {
         let statuses = [
             Status::Ok,
             Status::Timeout,
+            Status::Banned,
             Status::NoBucket,
             Status::TooManyBuckets,
             Status::TooManyTokens,

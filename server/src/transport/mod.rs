@@ -126,6 +126,7 @@ fn response(answer: &Answer<'_>) -> AllowResponse {
         permit: String::new(),
         size: i64::try_from(answer.limit.0).unwrap_or(i64::MAX),
         fill_rate: answer.limit.1,
+        banned: answer.status == Status::Banned,
     }
 }
 
@@ -133,7 +134,7 @@ fn status_on_wire(status: Status) -> allow_response::Status {
     use allow_response::Status as Wire;
     match status {
         Status::Ok => Wire::Ok,
-        Status::Timeout => Wire::RejectedTimeout,
+        Status::Timeout | Status::Banned => Wire::RejectedTimeout,
         Status::NoBucket => Wire::RejectedNoBucket,
         Status::TooManyBuckets => Wire::RejectedTooManyBuckets,
         Status::TooManyTokens => Wire::RejectedTooManyTokensRequested,

@@ -203,7 +203,7 @@ fn allow_prints_the_decision() {
     assert_output(&done, 1, "REJECTED_NO_BUCKET\n", "");
 
     let done = allow("other", &["--json"]);
-    let json = r#"{"status":"REJECTED_NO_BUCKET","tokensGranted":"0","waitMillis":"0","retryAfterMillis":"0","tokensAvailable":0.0,"bucket":"","softLimited":false,"degraded":false,"shadow":false,"permit":"","size":"0","fillRate":0.0}"#;
+    let json = r#"{"status":"REJECTED_NO_BUCKET","tokensGranted":"0","waitMillis":"0","retryAfterMillis":"0","tokensAvailable":0.0,"bucket":"","softLimited":false,"degraded":false,"shadow":false,"permit":"","size":"0","fillRate":0.0,"banned":false}"#;
     assert_output(&done, 1, &format!("{json}\n"), "");
     let done = allow("soft", &["--tokens", "1", "--json"]);
     let answer: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();

@@ -24,7 +24,7 @@ const NAMES: [&str; 5] = ["a", "b", "2001:db8::1", "{c}%7D", "ключ"];
 /// Deletes buckets that have expired by ARGV[1]; replies with the keys of the others.
 const SWEEP: &str = "
     local live = {}
-    for _, key in ipairs(redis.call('KEYS', '[bdBDLM]{*')) do
+    for _, key in ipairs(redis.call('KEYS', '[bdBDLMCE]{*')) do
         local at = redis.call('PEXPIRETIME', key)
         if at >= 0 and tonumber(ARGV[1]) > at then redis.call('DEL', key)
         else table.insert(live, key) end
@@ -125,9 +125,19 @@ fn rules() -> impl Strategy<Value = Rules> {
 /// Rules of any algorithm.
 fn any_rules() -> impl Strategy<Value = Rules> {
     let length_us = select(vec![1000, 7_000_003, 60_000_000, 3_600_000_000, 86_400_000_000]);
-    let kind = select(vec![WindowKind::Fixed, WindowKind::Sliding, WindowKind::Log]);
+    let kind = prop_oneof![
+        3 => select(vec![WindowKind::Fixed, WindowKind::Sliding, WindowKind::Log]),
+        1 => (1..3_i64, 1..3_i64).prop_map(|(lasting_us, kept_us)| WindowKind::Ban { lasting_us, kept_us }),
+    ];
     let window = (rules(), length_us, kind).prop_map(|(rules, length_us, kind)| {
         let BucketLimit { size_tokens, max_idle_ms, .. } = rules.limit;
+        let (kind, max_idle_ms) = match kind {
+            WindowKind::Ban { lasting_us: factor, kept_us: kept_factor } => {
+                let lasting_us = length_us * (1 + factor);
+                (WindowKind::Ban { lasting_us, kept_us: lasting_us * kept_factor }, None)
+            }
+            kind => (kind, max_idle_ms),
+        };
         let window = BucketLimit::of_window(size_tokens, Window { length_us, kind });
         let limit = BucketLimit { max_idle_ms, ..window };
         Rules { limit, prefetch_tokens: 0, ..rules }
@@ -186,10 +196,15 @@ fn step(rules: usize) -> impl Strategy<Value = Step> {
 
 /// Algorithms whose states are of different forms have states of their own.
 fn form(limit: &BucketLimit) -> u8 {
-    match limit.algorithm.windows().map(|window| window.kind) {
+    form_of(limit.algorithm.windows())
+}
+
+fn form_of(window: Option<Window>) -> u8 {
+    match window.map(|window| window.kind) {
         None => 0,
         Some(WindowKind::Fixed | WindowKind::Sliding) => 1,
         Some(WindowKind::Log) => 2,
+        Some(WindowKind::Ban { .. }) => 3,
     }
 }
 
@@ -337,7 +352,9 @@ fn drop_unused_places(masters: &mut [redis::Connection], now: Micros) {
     let live = sweep(masters, now);
     for (master, names) in masters.iter_mut().zip(given) {
         let is_live = |name: &String| {
-            ["b", "B", "L"].iter().any(|letter| live.contains(&format!("{letter}{{ns:{name}}}")))
+            ["b", "B", "L", "C"]
+                .iter()
+                .any(|letter| live.contains(&format!("{letter}{{ns:{name}}}")))
         };
         for name in names.iter().filter(|name| !is_live(name)) {
             redis::cmd("ZREM").arg("i{ns}").arg(name).exec(master).unwrap();
@@ -358,6 +375,10 @@ fn equal_up_to_rounding(
     let is_told = match ask.action {
         TokenAction::GiveBack => ask.terms.window.is_none(),
         TokenAction::Count => expected.verdict == Verdict::Granted,
+        // Nor is it told how much more was asked for than leads to a ban.
+        TokenAction::TakeAvailable if form_of(ask.terms.window) == 3 => {
+            expected.verdict == Verdict::Granted
+        }
         TokenAction::Take { .. }
         | TokenAction::TakeUnreserved { .. }
         | TokenAction::TakeAvailable => true,
@@ -393,6 +414,8 @@ fn ask<'a>(
         // Without tokens it is a look.
         tokens: request.tokens - u64::from(counts),
         action: match request.kind {
+            // What is asked for is only counted.
+            _ if form(&rules.limit) == 3 => TokenAction::TakeAvailable,
             Kind::Take { override_percent } => TokenAction::Take {
                 max_wait_ms: override_percent.map_or(own, |percent| own * percent / 100),
             },

@@ -114,7 +114,7 @@ fn allow_speaks_protobufs_json() {
     let expected = json!({
         "status": "OK", "tokensGranted": "5", "waitMillis": "0", "retryAfterMillis": "0",
         "tokensAvailable": 95.0, "bucket": "ns:b", "softLimited": false, "degraded": false,
-        "shadow": false, "permit": "", "size": "100", "fillRate": "1/d",
+        "shadow": false, "permit": "", "size": "100", "fillRate": "1/d", "banned": false,
     });
     assert_eq!(answer, expected);
 

@@ -262,6 +262,8 @@ async fn headers_messages_and_streams_have_bounds() {
         sender = tokio::time::timeout(TEST_TIMEOUT, sender.ready()).await.unwrap().unwrap();
         held.push(sender.send_request(head().body(()).unwrap(), false).unwrap());
     }
+    // The last of them has its stream; the next one has none.
+    sender = tokio::time::timeout(TEST_TIMEOUT, sender.ready()).await.unwrap().unwrap();
     let (late, _) = sender.send_request(head().body(()).unwrap(), true).unwrap();
     let mut late = std::pin::pin!(late);
     assert!(tokio::time::timeout(Duration::from_millis(200), &mut late).await.is_err());

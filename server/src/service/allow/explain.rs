@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use super::look::{Balance, ServedBy, why_none};
 use super::{
-    AllowService, Answer, Query, Status, answer_from, store_request, tokens_on_wire, validate,
+    AllowService, Answer, Query, Status, answer_from, ban, store_request, tokens_on_wire, validate,
 };
 use crate::config::model::{FailurePolicy, ResolvedBucket};
+use crate::domain::algorithm::Retry;
+use crate::domain::ban::Ban;
 use crate::domain::bucket::{self, Terms};
 use crate::domain::names::CallerId;
 use crate::domain::window::{Window, WindowKind};
@@ -125,7 +127,10 @@ impl<S: Looks> AllowService<S> {
             Answer::refused(Status::TooManyTokens)
         } else {
             let request = store_request(query, (count, max_wait_ms), caller, &found, &snapshot);
-            self.explain_bucket(&mut steps, &request, &found).await?
+            match self.explain_ban(&mut steps, &request, &found).await? {
+                Some(answer) => answer,
+                None => self.explain_bucket(&mut steps, &request, &found).await?,
+            }
         };
         answer.add_bucket(&found, query);
         Ok(self.in_shadow(steps, answer, count, found.enforced))
@@ -153,6 +158,50 @@ impl<S: Looks> AllowService<S> {
         steps.explain(answer)
     }
 
+    /// What the ban of the bucket would decide, if it refuses the request. If the store does not answer, that is for the
+    /// bucket to explain.
+    async fn explain_ban(
+        &self,
+        steps: &mut Steps,
+        request: &BucketRequest<'_>,
+        found: &ResolvedBucket<'_>,
+    ) -> Result<Option<Answer<'static>>, Error> {
+        let Some((counting, limit)) =
+            ban::count_request(request, found).zip(found.bucket.limit.ban)
+        else {
+            return Ok(None);
+        };
+        let (balance, lacks_place) = self.balance_and_place(&counting, found).await?;
+        let Some((look, terms)) = balance.known() else { return Ok(None) };
+        places_step(steps, look, lacks_place);
+        if lacks_place {
+            return Ok(Some(Answer::refused(Status::TooManyBuckets)));
+        }
+        let outcome = look.outcome(&BucketRequest { terms, ..counting });
+        ban_step(steps, &limit, (terms, outcome.accrued_us), outcome.retry);
+        let degraded = balance.error().is_some();
+        Ok(ban::refusal(&outcome).map(|answer| Answer { degraded, ..answer }))
+    }
+
+    /// The balance of the bucket of a request, and whether it needs a place and gets none.
+    async fn balance_and_place(
+        &self,
+        request: &BucketRequest<'_>,
+        found: &ResolvedBucket<'_>,
+    ) -> Result<(Balance, bool), Error> {
+        let mut balance = self.balance(request, found).await?;
+        let mut lacks_place = false;
+        if let Balance::Shared { look, .. } = &balance
+            && let Some(places) = look.needs_place()
+        {
+            match self.store.has_room(request, places).await {
+                Ok(has_room) => lacks_place = !has_room,
+                Err(error) => balance = self.balance_without_store(request, found, error)?,
+            }
+        }
+        Ok((balance, lacks_place))
+    }
+
     /// What the bucket, or the failure policy, would decide.
     async fn explain_bucket(
         &self,
@@ -169,16 +218,7 @@ impl<S: Looks> AllowService<S> {
                 return Ok(answer);
             }
         }
-        let mut balance = self.balance(request, found).await?;
-        let mut lacks_place = false;
-        if let Balance::Shared { look, .. } = &balance
-            && let Some(places) = look.needs_place()
-        {
-            match self.store.has_room(request, places).await {
-                Ok(has_room) => lacks_place = !has_room,
-                Err(error) => balance = self.balance_without_store(request, found, error)?,
-            }
-        }
+        let (balance, lacks_place) = self.balance_and_place(request, found).await?;
         match balance {
             Balance::Shared { terms, look } => {
                 let request = BucketRequest { terms: &terms, ..*request };
@@ -284,6 +324,25 @@ fn balance_steps(
     answer
 }
 
+/// `left`: what may still be asked for under `terms`.
+fn ban_step(steps: &mut Steps, ban: &Ban, (terms, left): (&Terms, f64), banned: Option<Retry>) {
+    let (asked, most) = (terms.cap_us - left, terms.cap_us);
+    let window = time(ban.window_us / 1000);
+    let end = match banned {
+        Some(end) => format!("the bucket refuses everything for {}", time(end.after_ms())),
+        None => {
+            format!("beyond that it refuses everything until {} later", time(ban.for_us / 1000))
+        }
+    };
+    let text = format!(
+        "before this request, {} were asked for within the window of {window}, of at most {}; {end} (ban)",
+        tokens(asked),
+        amount(most)
+    );
+    let numbers = [("asked", asked), ("threshold", most)];
+    steps.add("ban", Effect::of_rule(banned.is_none()), text, numbers);
+}
+
 fn soft_limit_step(steps: &mut Steps, answer: &Answer<'_>, found: &ResolvedBucket<'_>) {
     if answer.soft_limited {
         let text = "the grant is past the soft limit, and says so (soft_limit_percent)";
@@ -327,6 +386,8 @@ fn window_step(steps: &mut Steps, request: &BucketRequest<'_>, window: &Window, 
         WindowKind::Fixed => "each fixed window",
         WindowKind::Sliding => "a sliding window",
         WindowKind::Log => "any window",
+        // No bucket's own algorithm.
+        WindowKind::Ban { .. } => "a window",
     };
     let text = format!("within {kind} of {length}, {} may be taken at most (limit)", tokens(limit));
     let effect = Effect::of_rule(request.charge().cost_us <= left);
@@ -408,6 +469,12 @@ fn summary(answer: &Answer<'_>) -> String {
         (Status::Timeout, _, ms) => {
             let time = time(ms);
             return format!("would be refused; it could be granted in {time} if nobody else asks");
+        }
+        (Status::Banned, _, ms) => {
+            return format!(
+                "would be refused, as everything is for {}: the bucket is banned",
+                time(ms)
+            );
         }
         (Status::NoBucket, _, _) => "would be refused: no bucket serves the name",
         (Status::TooManyBuckets, _, _) => {

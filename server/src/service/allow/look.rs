@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::ban::count_request;
 use super::{AllowService, Query, bucket_name, store_request};
 use crate::config::model::{FailurePolicy, Limits, ResolvedBucket, Unconfigured};
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
@@ -27,6 +28,8 @@ pub struct BucketView {
     pub version: u64,
     /// Its balance.
     pub balance: Balance,
+    /// What may still be asked for before it is banned; negative: it is banned. `None`: it never is.
+    pub ban: Option<Balance>,
     /// What this node holds of it, with prefetch.
     pub prefetched: Option<Prefetched>,
 }
@@ -99,6 +102,8 @@ pub struct Filled {
     pub terms: Terms,
     /// What it was before.
     pub before: Look,
+    /// What was asked for before, and under which terms, if it may be banned.
+    pub ban_before: Option<(Look, Terms)>,
 }
 
 /// Why a bucket was not filled up.
@@ -132,19 +137,30 @@ impl<S: Looks> AllowService<S> {
             return Ok(Err(why_none(&snapshot.limits, namespace)));
         };
         let request = store_request(&query, (1, None), caller, &found, &snapshot);
+        let ban = match count_request(&request, &found) {
+            Some(counting) => Some(self.balance(&counting, &found).await?),
+            None => None,
+        };
+        let mut balance = self.balance(&request, &found).await?;
+        if let (Some(counted), Balance::Shared { look, .. }) =
+            (ban.as_ref().and_then(Balance::known), &mut balance)
+        {
+            look.places = counted.0.places;
+        }
         Ok(Ok(BucketView {
+            ban,
             served_by: ServedBy::of(&snapshot.limits, &found, &query),
             limit: found.bucket.limit,
             on_store_failure: found.on_store_failure,
             enforced: self.state.enforces(found.enforced),
             kill_switch: self.state.kill_switch.is_on(),
             version: snapshot.version(),
-            balance: self.balance(&request, &found).await?,
+            balance,
             prefetched: self.store.prefetched(&request),
         }))
     }
 
-    /// Fills the bucket up that serves a name, and forgives its debt. `of_default`: the default bucket
+    /// Fills the bucket up that serves a name, forgives its debt, and lifts its ban. `of_default`: the default bucket
     /// that the name shares with others is meant.
     pub async fn fill(
         &self,
@@ -165,9 +181,16 @@ impl<S: Looks> AllowService<S> {
             (true, true) | (false, false) => {}
         }
         let request = store_request(&query, (1, None), caller, &found, &snapshot);
+        let ban_before = match count_request(&request, &found) {
+            Some(counting) => {
+                let look = self.store.fill(&counting).await.map_err(Error::of_change)?;
+                Some((look, *counting.terms))
+            }
+            None => None,
+        };
         let before = self.store.fill(&request).await.map_err(Error::of_change)?;
         let terms = Terms { cap_us: self.store.full_us(&request), ..*request.terms };
-        Ok(Filled { served_by, terms, before })
+        Ok(Filled { served_by, terms, before, ban_before })
     }
 
     /// The balance of the bucket of a request.

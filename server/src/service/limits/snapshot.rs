@@ -222,10 +222,18 @@ impl Definition<'_> {
         // States of different forms are apart: a time, counts or a log.
         let form = terms.window.map(|window| window.kind == WindowKind::Log);
         let max_idle_ms = self.bucket.limit.max_idle_ms;
+        let ban_us = self.bucket.ban.as_ref().map_or(0.0, |terms| terms.longest_life_us());
+        let life_us = terms.longest_life_us().max(ban_us);
         Layout {
             bucket_hash: hash((self.namespace, self.name)),
-            settings_hash: hash((times, form, max_idle_ms, self.bounded_beside)),
-            life: Duration::from_micros(terms.longest_life_us() as u64),
+            settings_hash: match self.bucket.limit.ban {
+                None => hash((times, form, max_idle_ms, self.bounded_beside)),
+                Some(ban) => {
+                    let ban = (ban.window_us, ban.for_us);
+                    hash((times, form, max_idle_ms, self.bounded_beside, ban))
+                }
+            },
+            life: Duration::from_micros(life_us as u64),
             registered_in: self.bounded_beside.map(|_| self.namespace.into()),
         }
     }
@@ -234,6 +242,9 @@ impl Definition<'_> {
         let mut meter = BucketMetrics::new(metrics, self.namespace, self.name, self.is_template);
         if self.in_shadow {
             meter = meter.with_shadow(metrics, self.namespace, self.name);
+        }
+        if self.bucket.ban.is_some() {
+            meter = meter.with_ban(metrics, self.namespace, self.name);
         }
         if self.bucket.limit.prefetch_tokens > 0 {
             meter = meter.with_prefetch(metrics, self.namespace, self.name);

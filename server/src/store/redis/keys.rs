@@ -11,6 +11,7 @@
 //! | `p{ns}id`, `P{g}id` | the same for default buckets | the bucket's |
 //! | `B{ns:bucket}`, `D{ns}`, `G` | the same for buckets with fixed or sliding windows | as theirs |
 //! | `L{ns:bucket}`, `M{ns}`, `N` | the same for buckets with a sliding log | as theirs |
+//! | `C{ns:bucket}`, `E{ns}`, `F` | what was asked for of a bucket that may be banned | as the bucket's |
 //! | `h{resource}` | a resource's leases by holder, and their sums | the resource |
 //! | `w{resource}` | its holders by their wants | the resource |
 //! | `e{resource}` | its holders by the expiry of their leases | the resource |
@@ -253,11 +254,12 @@ mod tests {
 
     const DYNAMIC: BucketKind = BucketKind::Dynamic { max_buckets: None };
 
-    /// Those of a token bucket, of windows, and of a log.
-    fn terms() -> (Terms, Terms, Terms) {
+    /// Those of a token bucket, of windows, of a log, and of a ban.
+    fn terms() -> [Terms; 4] {
         let window = |kind| BucketLimit::of_window(1, Window { length_us: 1, kind }).terms();
         let tokens = BucketLimit::default().terms();
-        (tokens, window(WindowKind::Sliding), window(WindowKind::Log))
+        let ban = WindowKind::Ban { lasting_us: 2, kept_us: 2 };
+        [tokens, window(WindowKind::Sliding), window(WindowKind::Log), window(ban)]
     }
 
     fn request<'a>(
@@ -291,7 +293,7 @@ mod tests {
     #[test]
     fn schema() {
         let text = |key: Vec<u8>| String::from_utf8(key).unwrap();
-        let (tokens, windows, log) = terms();
+        let [tokens, windows, log, ban] = terms();
         let names = ("ns", "a:b}");
         let key = |kind| text(state(&request(kind, &tokens, names)));
         assert_eq!(text(state(&request(DYNAMIC, &windows, names))), "B{ns:a:b%7D}");
@@ -300,6 +302,9 @@ mod tests {
         assert_eq!(text(state(&request(DYNAMIC, &log, names))), "L{ns:a:b%7D}");
         assert_eq!(text(state(&request(BucketKind::NamespaceDefault, &log, names))), "M{ns}");
         assert_eq!(text(state(&request(BucketKind::GlobalDefault, &log, names))), "N");
+        assert_eq!(text(state(&request(DYNAMIC, &ban, names))), "C{ns:a:b%7D}");
+        assert_eq!(text(state(&request(BucketKind::NamespaceDefault, &ban, names))), "E{ns}");
+        assert_eq!(text(state(&request(BucketKind::GlobalDefault, &ban, names))), "F");
         let registered = registered_state(&request(DYNAMIC, &windows, names), b"c%7D");
         assert_eq!(text(registered), "B{ns:c%7D}");
         assert_eq!(key(DYNAMIC), "b{ns:a:b%7D}");
@@ -331,10 +336,11 @@ mod tests {
     /// All the keys that come of some names: each with what it is about.
     fn all_keys(namespace: &str, bucket: &str, resource: &str) -> Vec<(Vec<u8>, String)> {
         let ResourceKeys { holders, by_wants, by_expiry, upstream } = ResourceKeys::new(resource);
-        let (tokens, windows, log) = terms();
+        let [tokens, windows, log, ban] = terms();
         let key = |kind| state(&request(kind, &tokens, (namespace, bucket)));
         let of_windows = |kind| state(&request(kind, &windows, (namespace, bucket)));
         let of_log = |kind| state(&request(kind, &log, (namespace, bucket)));
+        let of_ban = |kind| state(&request(kind, &ban, (namespace, bucket)));
         let mut all = vec![
             (key(DYNAMIC), format!("bucket {namespace:?} {bucket:?}")),
             (of_windows(DYNAMIC), format!("windows {namespace:?} {bucket:?}")),
@@ -343,6 +349,9 @@ mod tests {
             (of_log(DYNAMIC), format!("log {namespace:?} {bucket:?}")),
             (of_log(BucketKind::NamespaceDefault), format!("default log {namespace:?}")),
             (of_log(BucketKind::GlobalDefault), "global log".to_owned()),
+            (of_ban(DYNAMIC), format!("ban {namespace:?} {bucket:?}")),
+            (of_ban(BucketKind::NamespaceDefault), format!("default ban {namespace:?}")),
+            (of_ban(BucketKind::GlobalDefault), "global ban".to_owned()),
             (register(namespace), format!("register {namespace:?}")),
             (history(resource, bucket), format!("hits {resource:?} {bucket:?}")),
             (key(BucketKind::NamespaceDefault), format!("default {namespace:?}")),
@@ -405,7 +414,7 @@ mod tests {
             }
             let register = register(&ns);
             prop_assert_eq!(tag(&register), escaped(&ns));
-            let (tokens, ..) = terms();
+            let [tokens, ..] = terms();
             let of = |ns, bucket| request(DYNAMIC, &tokens, (ns, bucket));
             let key = state(&of(&ns, &bucket));
             prop_assert_eq!(tag(&key), &key[2..key.len() - 1]);
@@ -423,7 +432,7 @@ mod tests {
             other_ns in "[a%{}]{1,3}", other_bucket in "[a:%{}]{1,4}",
         ) {
             prop_assume!((&ns, &bucket) != (&other_ns, &other_bucket));
-            let (tokens, ..) = terms();
+            let [tokens, ..] = terms();
             let key = |ns, bucket| state(&request(DYNAMIC, &tokens, (ns, bucket)));
             prop_assert_ne!(key(&ns, &bucket), key(&other_ns, &other_bucket));
         }

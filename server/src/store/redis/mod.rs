@@ -288,7 +288,8 @@ impl Inner {
             (None, BucketKind::GlobalDefault | BucketKind::NamespaceDefault) => SHARED,
             (None, BucketKind::Configured) => self.hash(request.name),
             (None, BucketKind::Dynamic { .. }) => {
-                self.note_member((request.namespace, request.name), now)
+                // What is asked for of a bucket that may be banned is counted first: that is no second use.
+                self.note_member((request.namespace, request.name, request.letter()), now)
             }
         };
         Owner { group, member }

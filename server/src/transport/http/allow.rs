@@ -90,9 +90,11 @@ fn refusal_status(
 fn status(answer: &Answer<'_>, refusals: StatusCode) -> StatusCode {
     match answer.status {
         Status::Ok => StatusCode::OK,
-        Status::Timeout | Status::NoBucket | Status::TooManyBuckets | Status::TooManyTokens => {
-            refusals
-        }
+        Status::Timeout
+        | Status::Banned
+        | Status::NoBucket
+        | Status::TooManyBuckets
+        | Status::TooManyTokens => refusals,
         Status::Invalid => StatusCode::BAD_REQUEST,
         Status::ServerError => StatusCode::SERVICE_UNAVAILABLE,
     }

@@ -67,6 +67,7 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
     let body = json!({
         "served_by": served_by_json(&filled.served_by),
         "before": balance_json(&filled.before, &filled.terms),
+        "ban_before": filled.ban_before.as_ref().map(|(look, terms)| ban_json(look, terms)),
     });
     Ok(Json(body).into_response())
 }
@@ -81,9 +82,11 @@ fn fill_refusal(error: FillError) -> Response {
     }
 }
 
-fn fill_sentence(Filled { served_by, terms, before }: &Filled) -> String {
+fn fill_sentence(Filled { served_by, terms, before, ban_before }: &Filled) -> String {
     let (name, had) = (served_by.name(), terms.tokens(before.accrued_us(terms)));
-    format!("{name} was filled up: it had {had} tokens")
+    let was_banned = |(look, terms): &(Look, Terms)| look.ban_left_ms(terms).is_some();
+    let ban = if ban_before.as_ref().is_some_and(was_banned) { " and was banned" } else { "" };
+    format!("{name} was filled up: it had {had} tokens{ban}")
 }
 
 fn view_json((namespace, bucket): (&str, &str), view: &BucketView) -> Value {
@@ -107,6 +110,7 @@ fn view_json((namespace, bucket): (&str, &str), view: &BucketView) -> Value {
             "held_by_this_node": prefetched.here,
             "most_each_node": prefetched.most_each,
         })),
+        "ban": view.ban.as_ref().and_then(Balance::known).map(|(look, terms)| ban_json(look, terms)),
         "tokens": null,
     });
     if let (Some((look, terms)), Some(fields)) = (view.balance.known(), json.as_object_mut())
@@ -148,7 +152,23 @@ fn limit_json(limit: &BucketLimit) -> Value {
         "soft_limit_percent": limit.soft_limit_percent,
         "prefetch": limit.prefetch_tokens,
         "settle_within_millis": can_settle.then_some(limit.settle_within_ms),
+        "ban": limit.ban.map(|ban| json!({
+            "threshold": ban.threshold,
+            "window_millis": ban.window_us / 1000,
+            "for_millis": ban.for_us / 1000,
+        })),
         "reserve": (limit.reserve_percent > 0).then(|| format!("{}%", limit.reserve_percent)),
+    })
+}
+
+/// What was asked for within the window of a ban, and how long the ban lasts.
+fn ban_json(look: &Look, terms: &Terms) -> Value {
+    let left_ms = look.ban_left_ms(terms);
+    json!({
+        "asked": terms.cap_us - look.accrued_us(terms),
+        "threshold": terms.cap_us,
+        "banned": left_ms.is_some(),
+        "left_millis": left_ms.unwrap_or(0),
     })
 }
 

@@ -9,7 +9,7 @@ use super::script::Scripted;
 use crate::domain::algorithm::Retry;
 use crate::domain::bucket::{BucketKind, MAX_SPAN_US};
 use crate::domain::time::Micros;
-use crate::domain::window::{MAX_LENGTH_US, WindowKind};
+use crate::domain::window::{MAX_LENGTH_US, Window, WindowKind};
 use crate::store::redis::owner::Owner;
 use crate::store::{BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Verdict};
 
@@ -19,6 +19,7 @@ const ENROLL: u32 = 2;
 const WINDOW: u32 = 4;
 const SLIDING: u32 = 8;
 const LOG: u32 = 16;
+const BAN: u32 = 32;
 
 /// Bytes of the reply for each run: a byte and a double.
 const RUN_BYTES: usize = 9;
@@ -90,15 +91,18 @@ impl EncodedRequest {
             Registration::Here { enroll: true, .. } => ENROLL,
             _ => 0,
         };
-        let (window, [grid_us, life_us]) = match terms.window {
-            None => (0, [terms.grid_us, terms.life_us]),
+        let (window, [mark, grid_us, life_us]) = match terms.window {
+            None => (0, [terms.mark.bits().into(), terms.grid_us, terms.life_us]),
+            Some(Window { kind: WindowKind::Ban { lasting_us, .. }, length_us }) => {
+                (WINDOW | BAN, [lasting_us as f64, terms.life_us, length_us as f64])
+            }
             Some(window) => {
                 let kind = match window.kind {
-                    WindowKind::Fixed => 0,
                     WindowKind::Sliding => SLIDING,
                     WindowKind::Log => LOG,
+                    WindowKind::Fixed | WindowKind::Ban { .. } => 0,
                 };
-                (WINDOW | kind, [terms.life_us, terms.cap_us])
+                (WINDOW | kind, [0.0, terms.life_us, terms.cap_us])
             }
         };
         Self {
@@ -109,7 +113,7 @@ impl EncodedRequest {
             limits: [
                 terms.cap_us,
                 terms.max_debt_us,
-                f64::from(terms.mark.bits()),
+                mark,
                 request.idle_us().map_or(-1.0, |idle_us| idle_us as f64),
                 grid_us,
                 life_us,
