@@ -240,14 +240,13 @@ async fn explanations_and_looks<S: Looks>(s: &Service<S>) {
         (
             3,
             Status::Ok,
-            "before this request, 5 tokens were asked for within the window of 20m, of at most 8; beyond that it \
-             refuses everything until 1h later (ban)",
+            "5 tokens were asked for in the window of 20m before this request; more than 8 ban the bucket until 1h after \
+             the window (ban)",
         ),
         (
             4,
             Status::Banned,
-            "before this request, 5 tokens were asked for within the window of 20m, of at most 8; the bucket refuses \
-             everything for 1h 20m (ban)",
+            "with this request, more than 8 tokens are asked for within 20m: it bans the bucket for 1h 20m (ban)",
         ),
     ] {
         let query = Query { namespace: "ns", bucket: "b", tokens, ..Query::default() };
@@ -266,6 +265,11 @@ async fn explanations_and_looks<S: Looks>(s: &Service<S>) {
     assert_eq!(look_at_ban.ban_left_ms(terms), None);
     assert_eq!(status(s, "b", 4).await, Status::Banned);
     s.clock.advance(MINUTE);
+    let query = Query { namespace: "ns", bucket: "b", ..Query::default() };
+    let explanation = s.allow.explain(&query, None).await.unwrap();
+    let text = "more than 8 tokens were asked for within 20m: the bucket is banned for another 1h 19m (ban)";
+    assert_eq!(explanation.steps.last().unwrap().text, text);
+    assert_eq!(explanation.summary, "would be refused: the bucket is banned for 1h 19m");
     let ban = look().await.ban.unwrap();
     let (look_at_ban, terms) = ban.known().unwrap();
     assert_eq!(look_at_ban.ban_left_ms(terms), Some((HOUR + 19 * MINUTE) / MS));
@@ -329,7 +333,7 @@ async fn a_node_answers_over_grpc_and_http() {
     let answer = post_allow(&node, r#"{"namespace":"ns","bucketName":"b"}"#).json();
     assert_eq!((&answer["status"], &answer["banned"]), (&"REJECTED_TIMEOUT".into(), &true.into()));
     let shown = get(&node, "/v1/buckets/ns/b").json();
-    assert_eq!((&shown["ban"]["asked"], &shown["ban"]["banned"]), (&5.0.into(), &true.into()));
+    assert_eq!((&shown["ban"]["asked"], &shown["ban"]["banned"]), (&5.into(), &true.into()));
     assert!(two_hours.contains(&shown["ban"]["left_millis"].as_i64().unwrap()), "{shown}");
     assert_eq!(shown["limit"]["ban"]["threshold"], 4);
     assert_eq!(get(&node, "/v1/buckets/ns/other").json()["ban"], serde_json::Value::Null);

@@ -328,17 +328,23 @@ fn balance_steps(
 fn ban_step(steps: &mut Steps, ban: &Ban, (terms, left): (&Terms, f64), banned: Option<Retry>) {
     let (asked, most) = (terms.cap_us - left, terms.cap_us);
     let window = time(ban.window_us / 1000);
-    let end = match banned {
-        Some(end) => format!("the bucket refuses everything for {}", time(end.after_ms())),
-        None => {
-            format!("beyond that it refuses everything until {} later", time(ban.for_us / 1000))
-        }
+    let text = match banned.map(|end| time(end.after_ms())) {
+        Some(end) if left < 0.0 => format!(
+            "more than {} were asked for within {window}: the bucket is banned for another {end} (ban)",
+            tokens(most)
+        ),
+        Some(end) => format!(
+            "with this request, more than {} are asked for within {window}: it bans the bucket for {end} (ban)",
+            tokens(most)
+        ),
+        None => format!(
+            "{} were asked for in the window of {window} before this request; more than {} ban the bucket until {} \
+             after the window (ban)",
+            tokens(asked),
+            amount(most),
+            time(ban.for_us / 1000)
+        ),
     };
-    let text = format!(
-        "before this request, {} were asked for within the window of {window}, of at most {}; {end} (ban)",
-        tokens(asked),
-        amount(most)
-    );
     let numbers = [("asked", asked), ("threshold", most)];
     steps.add("ban", Effect::of_rule(banned.is_none()), text, numbers);
 }
@@ -471,10 +477,7 @@ fn summary(answer: &Answer<'_>) -> String {
             return format!("would be refused; it could be granted in {time} if nobody else asks");
         }
         (Status::Banned, _, ms) => {
-            return format!(
-                "would be refused, as everything is for {}: the bucket is banned",
-                time(ms)
-            );
+            return format!("would be refused: the bucket is banned for {}", time(ms));
         }
         (Status::NoBucket, _, _) => "would be refused: no bucket serves the name",
         (Status::TooManyBuckets, _, _) => {

@@ -165,8 +165,8 @@ fn limit_json(limit: &BucketLimit) -> Value {
 fn ban_json(look: &Look, terms: &Terms) -> Value {
     let left_ms = look.ban_left_ms(terms);
     json!({
-        "asked": terms.cap_us - look.accrued_us(terms),
-        "threshold": terms.cap_us,
+        "asked": (terms.cap_us - look.accrued_us(terms)) as u64,
+        "threshold": terms.cap_us as u64,
         "banned": left_ms.is_some(),
         "left_millis": left_ms.unwrap_or(0),
     })
