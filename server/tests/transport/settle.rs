@@ -42,7 +42,7 @@ fn settle_json(node: &Node, permit: &str, actual: i64) -> HttpResponse {
 async fn over_grpc_json_and_the_command_line() {
     let limits = LimitsFile::new(LIMITS);
     let redis = Redis::start();
-    let nodes = [&[][..], &["--store", &redis.url()]];
+    let nodes = [&[][..], &["--store", &redis.url(), "--store-timeout", "5s"]];
     for args in nodes {
         let node = Node::start(&limits.path(), args);
         if !args.is_empty() {
