@@ -21,12 +21,14 @@ pub struct Bucket {
 impl Bucket {
     /// A definition with its terms computed from `limit`.
     pub fn new(index: usize, limit: BucketLimit) -> Self {
-        Self {
-            index,
-            terms: limit.terms(),
-            ban: limit.ban_terms().map(Box::new),
-            limit,
-            enforce: true,
-        }
+        let ban = limit.ban_terms(0.0).map(Box::new);
+        Self { index, terms: limit.terms(), ban, limit, enforce: true }
+    }
+
+    /// The template of a namespace that bounds its dynamic buckets. What was asked for of a bucket has its place then,
+    /// and is kept for as long as the bucket's state may exist, so that few states are without a place.
+    pub(super) fn bounded(self) -> Self {
+        let ban = self.limit.ban_terms(self.terms.longest_life_us()).map(Box::new);
+        Self { ban, ..self }
     }
 }

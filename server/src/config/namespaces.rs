@@ -174,7 +174,10 @@ fn unconfigured(
         u64::try_from(most).ok().filter(|most| *most > 0)
     });
     match (template, shared) {
-        (Some((_, template)), _) => Unconfigured::Dynamic { template, max_buckets },
+        (Some((_, template)), _) => Unconfigured::Dynamic {
+            template: if max_buckets.is_some() { template.bounded() } else { template },
+            max_buckets,
+        },
         (None, Some((_, shared))) => Unconfigured::NamespaceDefault(shared),
         (None, None) => Unconfigured::GlobalDefault,
     }

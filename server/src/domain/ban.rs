@@ -22,12 +22,10 @@ pub struct Ban {
 }
 
 impl Ban {
-    /// The window in which it is counted what is asked for. `bucket_life_us`: how long the state of the bucket may exist.
-    pub fn window(&self, bucket_life_us: f64) -> Window {
+    /// The window in which it is counted what is asked for, which is kept for at least `least_kept_us`.
+    pub fn window(&self, least_kept_us: f64) -> Window {
         let lasting_us = self.window_us + self.for_us;
-        // Where dynamic buckets are bounded, it is what was asked for that has the bucket's place. The state of
-        // the bucket must not outlive many of these.
-        let kept_us = lasting_us.max(bucket_life_us.ceil() as i64);
+        let kept_us = lasting_us.max(least_kept_us.ceil() as i64);
         Window { length_us: self.window_us, kind: WindowKind::Ban { lasting_us, kept_us } }
     }
 }

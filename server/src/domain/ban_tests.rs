@@ -18,7 +18,7 @@ struct Counting {
 impl Counting {
     fn new(ban: Ban) -> Self {
         let limit = BucketLimit { ban: Some(ban), ..BucketLimit::default() };
-        Self { terms: limit.ban_terms().unwrap(), state: None }
+        Self { terms: limit.ban_terms(0.0).unwrap(), state: None }
     }
 
     fn ask(&mut self, tokens: u64, at: i64) -> Decision {

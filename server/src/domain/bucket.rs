@@ -182,10 +182,10 @@ impl BucketLimit {
         }
     }
 
-    /// How what is asked for is counted, if the bucket may be banned.
-    pub fn ban_terms(&self) -> Option<Terms> {
-        let window = |ban: Ban| ban.window(self.terms().longest_life_us());
-        self.ban.map(|ban| Terms::of_window(ban.threshold as f64, window(ban)))
+    /// How what is asked for is counted, if the bucket may be banned; it is kept for at least `least_kept_us`.
+    pub fn ban_terms(&self, least_kept_us: f64) -> Option<Terms> {
+        let terms = |ban: Ban| Terms::of_window(ban.threshold as f64, ban.window(least_kept_us));
+        self.ban.map(terms)
     }
 
     /// Whether a grant exceeds the soft limit when it leaves `tokens` in a bucket of `size` tokens.
@@ -322,7 +322,7 @@ impl Terms {
 
     /// The share of one of `nodes` nodes that decide independently: rate and size, or the limit of a window, are
     /// divided by `nodes`, to one token at least; the queue of a leaky bucket, too. Wait and debt limits stay
-    /// the same.
+    /// the same, and so does the threshold of a ban: nobody is banned for being served by one node.
     pub fn share(&self, nodes: u32) -> Self {
         if let Some(queue) = self.queue() {
             let nodes = nodes.max(1);
@@ -330,7 +330,10 @@ impl Terms {
             return Self::leaky(rate, queue / u64::from(nodes));
         }
         let nodes = f64::from(nodes.max(1));
-        if self.window.is_some() {
+        if let Some(window) = self.window {
+            if let WindowKind::Ban { .. } = window.kind {
+                return *self;
+            }
             // A limit of 0 grants nothing anywhere.
             let cap_us = (self.cap_us / nodes).floor().max(1.0).min(self.cap_us);
             return Self { cap_us, ..*self };

@@ -338,14 +338,21 @@ fn ban_step(steps: &mut Steps, ban: &Ban, (terms, left): (&Terms, f64), banned: 
             tokens(most)
         ),
         None => format!(
-            "{} were asked for in the window of {window} before this request; more than {} ban the bucket until {} \
+            "asked for in the window of {window} before this request: {}; more than {} ban the bucket until {} \
              after the window (ban)",
             tokens(asked),
             amount(most),
             time(ban.for_us / 1000)
         ),
     };
-    let numbers = [("asked", asked), ("threshold", most)];
+    let left_ms = banned.map_or(0, Retry::after_ms) as f64;
+    let window_ms = ban.window_us as f64 / 1000.0;
+    let numbers = [
+        ("asked", asked),
+        ("threshold", most),
+        ("window_millis", window_ms),
+        ("left_millis", left_ms),
+    ];
     steps.add("ban", Effect::of_rule(banned.is_none()), text, numbers);
 }
 
