@@ -153,7 +153,9 @@ fn decide_window(
         WindowKind::Fixed | WindowKind::Sliding | WindowKind::Ban { .. } => {
             let state = state.and_then(State::window);
             let decision = match window.kind {
-                WindowKind::Ban { .. } => window.ask(state, (limit, asked.cost), now),
+                WindowKind::Ban { lasting_us, .. } => {
+                    window.ask(lasting_us, state, (limit, asked.cost), now)
+                }
                 _ if charge.counts_refused() => window.count(state, (limit, asked.cost), now),
                 _ => window.decide(state, asked, now),
             };

@@ -189,16 +189,15 @@ impl Window {
         WindowDecision { left, granted, state, retry_after_us: None }
     }
 
-    /// Counts what is asked for, up to a ban; refuses it during one.
+    /// Counts what is asked for, up to a ban that lasts for `lasting_us` from the start of the window; refuses it during
+    /// one.
     pub fn ask(
         &self,
+        lasting_us: i64,
         state: Option<&WindowState>,
         (limit, cost): (f64, f64),
         now: Micros,
     ) -> WindowDecision {
-        let WindowKind::Ban { lasting_us, .. } = self.kind else {
-            return self.count(state, (limit, cost), now);
-        };
         let counts = state.is_some_and(|state| {
             let is_banned = f64::from(state.current) > limit;
             let counts_us = if is_banned { lasting_us } else { self.length_us };

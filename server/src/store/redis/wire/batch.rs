@@ -29,8 +29,8 @@ const FULL: u8 = 127;
 const NO_PLACE: u8 = 254;
 const UNREADABLE: u8 = 255;
 
-/// The longest time after which a window may grant what it has refused: two of the longest windows, and an hour
-/// by which the clock may have stepped back.
+/// The longest time after which a window may grant what it has refused: two of the longest windows (of a ban, the
+/// longest window and as long again), and an hour by which the clock may have stepped back.
 const LONGEST_RETRY_US: f64 = 2.0 * MAX_LENGTH_US as f64 + 3.6e9;
 
 /// The most decisions in a batch: a byte of the reply can count that many grants of a run. A larger
