@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tollgate_server::client::{Address, Credentials, Target};
-use tollgate_server::tls::ClientFiles;
+use tollgate_client::connection::ClientFiles;
+use tollgate_client::connection::{Address, Credentials, Target};
 
 use crate::error::RunError;
 

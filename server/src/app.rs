@@ -16,15 +16,16 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::client::{Credentials, CredentialsError, Target};
 use crate::config::LoadError;
 use crate::metrics::Metrics;
 use crate::service::limits::follow::{Beginning, Seed};
 use crate::service::limits::{self, LimitsFiles, LiveLimits, SavedVersion};
 use crate::settings::{LimitsOwner, Settings, StoreUrl};
-use crate::tls::{self, ClientFiles};
+use crate::tls;
 use crate::transport::parent::ParentClient;
 use crate::transport::port_security::PortSecurity;
+use tollgate_client::connection::ClientFiles;
+use tollgate_client::connection::{Credentials, CredentialsError, Target};
 
 mod accept;
 mod background;

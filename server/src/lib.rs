@@ -9,7 +9,7 @@
 //! | `app` | the composition root: starts, drains, stops | `transport`, `access`, `client`, `tls`, `service`, `store`, `store::memory`, `store::redis`, `config`, `files`, `settings`, `metrics`, `logging` |
 //! | `transport` | gRPC and HTTP: decode, call the service, encode | `service`, `store`, `domain`, `metrics`, `access`, `client`, `tls`, `files`, `logging` |
 //! | `access` | identity and permissions of callers | `config`, `domain`, `files`, `logging`, `metrics` |
-//! | `client` | calls to nodes: addresses, credentials, channels, leases | `tls`, `files`, `logging` |
+//! | `client` | calls to nodes: leases, HTTP requests | nothing |
 //! | `tls` | certificates, handshakes | `files`, `logging`, `metrics`, `wall_clock` |
 //! | `service` | one use case per file | `store`, `store::memory`, `store::redis`, `config`, `domain`, `files`, `metrics`, `logging` |
 //! | `store` | storage of buckets, leases, hits and holds: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |

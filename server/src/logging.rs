@@ -4,8 +4,6 @@ use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, TryLockError};
-use std::time::{Duration, Instant};
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -13,6 +11,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+pub use tollgate_common::LogThrottle;
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -127,42 +127,9 @@ pub fn is_unprintable(c: char) -> bool {
         )
 }
 
-/// Limits a repeated log message to one line per second, and counts those suppressed.
-#[derive(Default)]
-pub struct LogThrottle {
-    held_back: AtomicU64,
-    last: Mutex<Option<Instant>>,
-}
-
-impl LogThrottle {
-    /// Nothing was logged yet.
-    pub const fn new() -> Self {
-        Self { held_back: AtomicU64::new(0), last: Mutex::new(None) }
-    }
-
-    /// `Some(n)`: write a line now; `n` lines were suppressed since the last one. `None`: suppress
-    /// this line. Never blocks.
-    pub fn pass(&self) -> Option<u64> {
-        let mut last = match self.last.try_lock() {
-            Ok(last) => last,
-            Err(TryLockError::Poisoned(last)) => last.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                self.held_back.fetch_add(1, Ordering::Relaxed);
-                return None;
-            }
-        };
-        if last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
-            self.held_back.fetch_add(1, Ordering::Relaxed);
-            return None;
-        }
-        *last = Some(Instant::now());
-        Some(self.held_back.swap(0, Ordering::Relaxed))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 

@@ -134,7 +134,7 @@ fn sources(krate: &str) -> Vec<Source> {
             }
         }
     }
-    assert!(found.len() > 10, "the sources of {krate} were not found");
+    assert!(found.len() >= 5, "the sources of {krate} were not found");
     found
 }
 
@@ -207,7 +207,7 @@ fn the_domain_is_pure() {
 
 #[test]
 fn no_file_imports_another_in_a_circle() {
-    for krate in ["server", "loadtest", "testkit"] {
+    for krate in ["common", "clients/rust", "server", "loadtest", "testkit"] {
         let mut imports = imports(&sources(krate));
         // A file that imports no other, or that no other imports, is in no circle. Without it, the
         // same may hold for more.

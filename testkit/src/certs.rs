@@ -8,7 +8,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType,
 };
 use tempfile::TempDir;
-use tollgate_server::tls::{ClientFiles, Dialer};
+use tollgate_client::connection::{ClientFiles, Dialer};
 
 /// A certificate and its key, as PEM files.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, LocalSet};
-use tollgate_server::client::Target;
+use tollgate_client::connection::Target;
 
 use crate::error::RunError;
 use crate::load::args::LoadArgs;

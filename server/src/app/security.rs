@@ -7,13 +7,13 @@ use tokio::net::TcpListener;
 
 use super::{Error, Listeners};
 use crate::access::Access;
-use crate::client::Target;
 use crate::files;
 use crate::metrics::Metrics;
 use crate::settings::{ParentFiles, PortSecuritySettings, Settings};
 use crate::tls::{Acceptor, ClientAuth, ServerFiles};
 use crate::transport::http::Hosts;
 use crate::transport::port_security::PortSecurity;
+use tollgate_client::connection::Target;
 
 /// Loads the certificates and the access file.
 pub(super) fn load(

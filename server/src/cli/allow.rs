@@ -8,8 +8,8 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_request};
 
 use super::node::{Node, NodeArgs};
-use crate::client::answer_within;
 use crate::settings::duration;
+use tollgate_client::connection::answer_within;
 
 /// What a request for tokens asks for.
 #[derive(clap::Args)]

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Once;
 
-use crate::client::{Address, Credentials, Target};
-use crate::tls::ClientFiles;
+use tollgate_client::connection::ClientFiles;
+use tollgate_client::connection::{Address, Credentials, Target};
 
 /// TLS and token flags of every command that talks to a node.
 #[derive(Clone, Default, clap::Args)]

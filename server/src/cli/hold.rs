@@ -25,8 +25,8 @@ use tonic::Code;
 
 use super::node::{Node, NodeArgs};
 use super::text::escaped;
-use crate::client::{AuthChannel, answer_within};
 use crate::settings::{duration, process_name};
+use tollgate_client::connection::{AuthChannel, answer_within};
 
 #[derive(clap::Args)]
 #[command(

@@ -11,8 +11,9 @@ use serde::Deserialize;
 use super::credentials::CredentialArgs;
 use super::text::escaped;
 use super::tls_diagnosis;
-use crate::client::{Address, HttpResponse, Target};
+use crate::client::{self, HttpResponse};
 use crate::logging::is_unprintable;
+use tollgate_client::connection::{Address, Target};
 
 /// Flags of every command that uses HTTP.
 #[derive(clap::Args)]
@@ -58,7 +59,7 @@ impl HttpArgs {
     ) -> Result<HttpResponse, String> {
         let target = self.credentials.target(&self.http)?;
         super::block_on(async {
-            match target.send(request, timeout).await {
+            match client::send(&target, request, timeout).await {
                 Ok(response) => Ok(response),
                 Err(error) => {
                     let explanation = tls_explanation(&target, &error).await;

@@ -8,8 +8,8 @@ use tonic::Status;
 
 use super::credentials::CredentialArgs;
 use super::{text, tls_diagnosis};
-use crate::client::{Address, AuthChannel, Target};
 use crate::settings::duration;
+use tollgate_client::connection::{Address, AuthChannel, Target};
 
 /// Flags of every command that uses gRPC.
 #[derive(clap::Args)]

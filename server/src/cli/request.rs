@@ -10,8 +10,8 @@ use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
 use tonic::Code;
 
 use super::node::{Node, NodeArgs};
-use crate::client::answer_within;
 use crate::settings::duration;
+use tollgate_client::connection::answer_within;
 
 #[derive(clap::Args)]
 pub(super) struct Args {

@@ -8,7 +8,7 @@ use tollgate_proto::tollgate::v1::{SettleRequest, SettleResponse};
 
 use super::allow::tokens;
 use super::node::{Node, NodeArgs};
-use crate::client::answer_within;
+use tollgate_client::connection::answer_within;
 
 #[derive(clap::Args)]
 pub(super) struct Args {

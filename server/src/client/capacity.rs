@@ -3,14 +3,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use tollgate_client::connection::{AuthChannel, answer_within};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     DiscoveryRequest, DiscoveryResponse, GetCapacityRequest, GetCapacityResponse,
     ReleaseCapacityRequest, ReleaseCapacityResponse,
 };
 use tonic::Status;
-
-use super::channel::{AuthChannel, answer_within};
 
 /// Calls a node for leases. Clones share the connection.
 #[derive(Clone, Debug)]

@@ -12,8 +12,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
-
-use super::target::Target;
+use tollgate_client::connection::Target;
 
 /// Longest accepted body, in bytes.
 const MAX_BODY: usize = 256 * 1024 * 1024;
@@ -29,39 +28,41 @@ pub struct HttpResponse {
     pub body: String,
 }
 
-impl Target {
-    /// Sends a request, whose URI is a path. `limit` applies to the connection attempt of each address, then to the
-    /// TLS handshake and the response together.
-    ///
-    /// Errors: `InvalidData` for an answer that is not HTTP, not UTF-8 or too long, `UnexpectedEof`
-    /// for an incomplete one, `TimedOut`, or what the connection failed with. The sources of an
-    /// error include that of TLS.
-    pub async fn send(&self, request: Request<Bytes>, limit: Duration) -> io::Result<HttpResponse> {
-        let request = self.addressed(request).await?;
-        let stream = self.address.connect(limit).await?;
-        let response = async {
-            match self.credentials.dialer() {
-                None => exchange(stream, request).await,
-                Some(dialer) => {
-                    let stream = dialer.handshake(self.address.host(), stream).await?;
-                    exchange(stream, request).await
-                }
+/// Sends a request to a node, whose URI is a path. `limit` applies to the connection attempt of each
+/// address, then to the TLS handshake and the response together.
+///
+/// Errors: `InvalidData` for an answer that is not HTTP, not UTF-8 or too long, `UnexpectedEof`
+/// for an incomplete one, `TimedOut`, or what the connection failed with. The sources of an
+/// error include that of TLS.
+pub async fn send(
+    target: &Target,
+    request: Request<Bytes>,
+    limit: Duration,
+) -> io::Result<HttpResponse> {
+    let request = addressed(target, request).await?;
+    let stream = target.address().connect(limit).await?;
+    let response = async {
+        match target.credentials().dialer() {
+            None => exchange(stream, request).await,
+            Some(dialer) => {
+                let stream = dialer.handshake(target.address().host(), stream).await?;
+                exchange(stream, request).await
             }
-        };
-        timeout(limit, response).await?
-    }
+        }
+    };
+    timeout(limit, response).await?
+}
 
-    /// The request with the headers that each request has.
-    async fn addressed(&self, request: Request<Bytes>) -> io::Result<Request<Full<Bytes>>> {
-        let mut request = request.map(Full::new);
-        let authorization = self.credentials.authorization().await;
-        let headers = request.headers_mut();
-        let host = HeaderValue::try_from(self.address.to_string()).map_err(io::Error::other)?;
-        headers.insert(HOST, host);
-        headers.insert(CONNECTION, HeaderValue::from_static("close"));
-        headers.extend(authorization.map(|value| (AUTHORIZATION, value)));
-        Ok(request)
-    }
+/// The request with the headers that each request has.
+async fn addressed(target: &Target, request: Request<Bytes>) -> io::Result<Request<Full<Bytes>>> {
+    let mut request = request.map(Full::new);
+    let authorization = target.credentials().authorization().await;
+    let headers = request.headers_mut();
+    let host = HeaderValue::try_from(target.address().to_string()).map_err(io::Error::other)?;
+    headers.insert(HOST, host);
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    headers.extend(authorization.map(|value| (AUTHORIZATION, value)));
+    Ok(request)
 }
 
 /// Sends the request on the connection `stream`, and receives the response.
@@ -120,7 +121,8 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use super::super::credentials::Credentials;
+    use tollgate_client::connection::Credentials;
+
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(10);
@@ -131,7 +133,7 @@ mod tests {
     }
 
     async fn get(target: &Target, path: &'static str, limit: Duration) -> io::Result<HttpResponse> {
-        target.send(Request::get(path).body(Bytes::new()).unwrap(), limit).await
+        send(target, Request::get(path).body(Bytes::new()).unwrap(), limit).await
     }
 
     /// The result of a GET against a server that sends `answer`, and the request it received.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use tokio::task::spawn_blocking;
+use tollgate_common::files::Watched;
 
 use super::reload_failure::{LastReloadFailure, ReloadFailure};
-use super::watched::Watched;
 use crate::logging::LogThrottle;
 use crate::metrics::LoadMetrics;
 

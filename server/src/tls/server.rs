@@ -13,7 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
-use super::{Error, Stream, certificates, key, names, roots};
+use tollgate_common::pem::{certificates, key, roots};
+
+use super::{Error, Stream, names};
 use crate::files::{Live, Source};
 use crate::logging::LogThrottle;
 use crate::metrics::{AccessMetrics, Handshake, LoadMetrics, Metrics, TlsMetrics};

@@ -10,10 +10,10 @@ use tollgate_proto::doorman::{
 use tonic::{Code, Status};
 
 use crate::client::capacity::{Mismatch, match_answers};
-use crate::client::{Address, AuthChannel, Target, answer_within};
 use crate::domain::lease::{BOUNDLESS, Claim, NO_BOUND, ParentLease};
 use crate::domain::sharing::SharingAlgorithm;
 use crate::service::parent::{ANSWER_TIMEOUT, Answers, Parent, ParentError, ParentRequest};
+use tollgate_client::connection::{Address, AuthChannel, Target, answer_within};
 
 /// Client of a parent. Its addresses are nodes of the parent, or a load balancer in front of them.
 pub struct ParentClient {

@@ -15,9 +15,9 @@ use testkit::command::{CommandOutput, run, tollgate};
 use testkit::grpc::request;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually, now_s};
+use tollgate_client::connection::Dialer;
+use tollgate_client::connection::{AuthChannel, Target, answer_within};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
-use tollgate_server::client::{AuthChannel, Target, answer_within};
-use tollgate_server::tls::Dialer;
 use tonic::Code;
 
 const LIMITS: &str =

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Connection;
-use tollgate_server::client::{Credentials, Target};
+use tollgate_client::connection::{Credentials, Target};
 
 use crate::commands::bench::error::Error;
 

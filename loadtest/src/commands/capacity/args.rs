@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tollgate_server::client::Address;
+use tollgate_client::connection::Address;
 
 use crate::args::{CredentialArgs, MAX_RUN, at_least_0, count, positive};
 use crate::commands::capacity::fleet::FleetConfig;

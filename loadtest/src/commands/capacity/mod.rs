@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
-use tollgate_server::client::Target;
+use tollgate_client::connection::Target;
 
 use crate::commands::capacity::args::CapacityArgs;
 use crate::commands::capacity::drive::{Driver, Names};

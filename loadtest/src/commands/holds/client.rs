@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 use tokio::time::sleep_until;
+use tollgate_client::connection::{AuthChannel, answer_within};
 use tollgate_proto::tollgate::v1::holds_client::HoldsClient;
 use tollgate_proto::tollgate::v1::{
     EndSessionRequest, KeepAliveRequest, ReleaseRequest, ReserveRequest, SessionToRenew,
 };
-use tollgate_server::client::{AuthChannel, answer_within};
 
 use crate::audit::Key;
 use crate::commands::holds::books::{HoldBooks, sure_life};

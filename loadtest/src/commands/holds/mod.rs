@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use tokio::runtime::Builder;
 use tokio::task::{JoinSet, LocalSet};
+use tollgate_client::connection::{AuthChannel, Target};
 use tollgate_proto::tollgate::v1::holds_client::HoldsClient;
-use tollgate_server::client::{AuthChannel, Target};
 
 use crate::commands::holds::args::HoldsArgs;
 use crate::commands::holds::books::HoldBooks;

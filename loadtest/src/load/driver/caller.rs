@@ -19,7 +19,7 @@ use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 use tokio::time::Sleep;
-use tollgate_server::client::Target;
+use tollgate_client::connection::Target;
 use tonic::Code;
 
 use super::{CONNECT_TIMEOUT, Failure};

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tollgate_client::connection::Credentials;
 use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServiceServer};
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
-use tollgate_server::client::Credentials;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Response, Status};
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tollgate_server::client::{AuthChannel, Target};
+use tollgate_client::connection::{AuthChannel, Target};
 use tonic::Status;
 
 mod caller;

@@ -11,9 +11,9 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, TlsStream};
 
-use super::{Error, certificates, key, roots};
-use crate::files::ReloadOnUse;
-use crate::logging::LogThrottle;
+use tollgate_common::LogThrottle;
+use tollgate_common::files::ReloadOnUse;
+use tollgate_common::pem::{Error, certificates, key, roots};
 
 /// Time limit for connecting, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

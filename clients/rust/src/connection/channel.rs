@@ -22,7 +22,7 @@ use tower_service::Service;
 use super::address::Address;
 use super::credentials::Credentials;
 use super::target::Target;
-use crate::tls::Dialer;
+use super::tls::Dialer;
 
 /// A gRPC channel to a [`Target`] that sends the token with each request. Reconnects when its
 /// connection breaks. Clones share the connection.

@@ -32,7 +32,7 @@ fn stamp(path: &Path) -> Stamp {
 }
 
 /// A set of files that are loaded together, with their stamps.
-pub(super) struct Watched {
+pub struct Watched {
     paths: Vec<PathBuf>,
     /// At the last load.
     loaded: Vec<Stamp>,
@@ -43,11 +43,11 @@ pub(super) struct Watched {
 }
 
 /// The stamps of changed files.
-pub(super) struct Change(Vec<Stamp>);
+pub struct Change(Vec<Stamp>);
 
 impl Watched {
     /// Watches these files. Their current versions count as loaded.
-    pub(super) fn new<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
+    pub fn new<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
         let paths: Vec<PathBuf> = paths.into_iter().map(Path::to_owned).collect();
         let now: Vec<Stamp> = paths.iter().map(|path| stamp(path)).collect();
         Self { paths, loaded: now.clone(), polled: now, unreadable: false }
@@ -58,7 +58,7 @@ impl Watched {
     }
 
     /// Marks the files' current versions as loaded. Call it before reading them.
-    pub(super) fn mark_current(&mut self) {
+    pub fn mark_current(&mut self) {
         self.loaded = self.now();
         self.polled.clone_from(&self.loaded);
     }
@@ -66,14 +66,14 @@ impl Watched {
     /// The files' current stamps if they differ from the loaded ones, even while a file is still
     /// being written; else `None`. Call it before reading the files, and [`mark_loaded`](Self::mark_loaded)
     /// after: then a change during the read counts as another change.
-    pub(super) fn change(&self) -> Option<Change> {
+    pub fn change(&self) -> Option<Change> {
         let now = self.now();
         (now != self.loaded).then_some(Change(now))
     }
 
     /// Polls the files. Returns their stamps if they differ from the loaded ones or could not be
     /// read, and are the same as at the last poll.
-    pub(super) fn settled_change(&mut self) -> Option<Change> {
+    pub fn settled_change(&mut self) -> Option<Change> {
         let now = self.now();
         let last = std::mem::replace(&mut self.polled, now);
         let changed = self.unreadable || last != self.loaded;
@@ -81,23 +81,23 @@ impl Watched {
     }
 
     /// Whether files with these stamps could not be read before.
-    pub(super) fn was_unreadable(&self, change: &Change) -> bool {
+    pub fn was_unreadable(&self, change: &Change) -> bool {
         self.unreadable && change.0 == self.loaded
     }
 
     /// Records whether the files that are marked as loaded could be read.
-    pub(super) fn set_unreadable(&mut self, unreadable: bool) {
+    pub fn set_unreadable(&mut self, unreadable: bool) {
         self.unreadable = unreadable;
     }
 
     /// Marks the files as loaded with the stamps of `change`.
-    pub(super) fn mark_loaded(&mut self, change: Change) {
+    pub fn mark_loaded(&mut self, change: Change) {
         self.loaded = change.0;
     }
 
     /// Marks the files as loaded if they still have the stamps of `change`. Returns whether they
     /// have.
-    pub(super) fn mark_loaded_if_current(&mut self, change: Change) -> bool {
+    pub fn mark_loaded_if_current(&mut self, change: Change) -> bool {
         let current = self.now() == change.0;
         if current {
             self.mark_loaded(change);

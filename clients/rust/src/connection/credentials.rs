@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use http::HeaderValue;
+use tollgate_common::LogThrottle;
+use tollgate_common::files::{self, ReloadOnUse};
+use tollgate_common::pem;
 
-use crate::files::{self, ReloadOnUse};
-use crate::logging::LogThrottle;
-use crate::tls::{self, ClientFiles, Dialer};
+use super::tls::{ClientFiles, Dialer};
 
 /// Least time between two checks of a token file, each of which occupies a thread.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -27,7 +28,7 @@ pub struct Credentials {
 pub enum CredentialsError {
     /// A certificate or key.
     #[error(transparent)]
-    Tls(#[from] tls::Error),
+    Tls(#[from] pem::Error),
     /// The token file.
     #[error("{0}")]
     Token(String),

@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::watched::Watched;
-use crate::logging::LogThrottle;
+use crate::LogThrottle;
 
 /// How long a refresh waits for the file system before the current value is used. Together with the
 /// limit for a parent's answer, less than the time after which another node becomes the renewer.

@@ -1,0 +1,3 @@
+//! Client.
+
+pub mod connection;
