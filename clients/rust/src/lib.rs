@@ -1,3 +1,60 @@
-//! Client.
+//! Client of tollgate, the quota service.
+//!
+//! A service asks tollgate for tokens before it calls what it shares with others: a database, an
+//! API. [`Client::acquire`] waits for them, [`Client::allow`] only asks. With the library in the way,
+//! an application never waits longer than it said, and goes on when the quota service does not
+//! answer: a [`Fallback`] decides then.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use tollgate_client::{Client, Fallback, Request};
+//!
+//! let client = Client::builder(["tollgate.internal:10990"])
+//!     .fallback(Fallback::rate(10.0, 20))
+//!     .build()?;
+//!
+//! client.acquire(Request::new("db", "reads").max_wait(Duration::from_secs(1))).await?;
+//! // Now call the database.
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # When nodes fail
+//!
+//! A call that a node does not answer is made to another one, as long as the deadline lasts. After three
+//! failures in a row a node is not called any more, until it answers a health check: first after
+//! 0.1 s, then after ever longer pauses of up to 10 s. Then it gets one call at a time until it
+//! answers one. A node that says that it is overloaded is left alone for as long as it says. When there
+//! is no answer within the deadline, or no node to call, the fallback decides, without a wait in
+//! the latter case. Requests that a node has decided but not answered cost their tokens.
+//!
+//! # Metrics
+//!
+//! They go to the recorder that the application installs for the crate `metrics`:
+//!
+//! | metric | labels | meaning |
+//! |---|---|---|
+//! | `tollgate_client_requests_total` | `namespace`, `outcome`, `decided_by` | requests. `outcome`: `granted`, `refused`, `invalid`, `no_decision`; `decided_by`: `node`, `degraded_node`, `remembered`, `fallback`, `nobody` |
+//! | `tollgate_client_request_seconds` | | how long it took until a node had decided, or none would; a histogram |
+//! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`] took, a histogram |
+//! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `error` |
+//! | `tollgate_client_node_called` | `node` | 1 while the node is called, 0 while its circuit is open |
 
+mod builder;
+mod client;
 pub mod connection;
+mod decision;
+mod fake;
+mod fallback;
+mod metrics;
+mod nodes;
+mod refusals;
+mod request;
+
+pub use builder::{BuildError, Builder};
+pub use client::Client;
+pub use decision::{AcquireError, DecidedBy, Decision, Error, Grant, NoAnswer, Reason, Refusal};
+pub use fake::{Fake, FakeAnswer};
+pub use fallback::{Fallback, LocalRate};
+pub use request::Request;

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -23,6 +24,12 @@ use super::address::Address;
 use super::credentials::Credentials;
 use super::target::Target;
 use super::tls::Dialer;
+
+/// How often an HTTP/2 ping is sent, so that a connection is given up whose server has vanished.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long the answer to a ping may take.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A gRPC channel to a [`Target`] that sends the token with each request. Reconnects when its
 /// connection breaks. Clones share the connection.
@@ -54,18 +61,24 @@ impl Target {
     }
 
     fn endpoint(&self, connect_timeout: Duration) -> Endpoint {
-        let uri = |scheme| self.address.uri(scheme, PathAndQuery::from_static("/"));
+        let path = || PathAndQuery::from_static("/");
+        let connect_to = self.socket.map_or_else(|| self.address.clone(), Address::from);
         // With the scheme https here, tonic would add TLS of its own.
-        let endpoint = Endpoint::from(uri(Scheme::HTTP)).connect_timeout(connect_timeout);
-        match self.credentials.dialer() {
-            None => endpoint,
-            Some(_) => endpoint.origin(uri(Scheme::HTTPS)),
-        }
+        let endpoint = Endpoint::from(connect_to.uri(Scheme::HTTP, path()))
+            .connect_timeout(connect_timeout)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .keep_alive_while_idle(true);
+        let scheme = match self.credentials.dialer() {
+            None => Scheme::HTTP,
+            Some(_) => Scheme::HTTPS,
+        };
+        endpoint.origin(self.address.uri(scheme, path()))
     }
 
     fn connector(&self) -> Option<Connector> {
         let dialer = self.credentials.dialer()?.clone();
-        Some(Connector { dialer, address: self.address.clone() })
+        Some(Connector { dialer, address: self.address.clone(), socket: self.socket })
     }
 }
 
@@ -112,6 +125,7 @@ impl Service<Request<Body>> for AuthChannel {
 struct Connector {
     dialer: Dialer,
     address: Address,
+    socket: Option<SocketAddr>,
 }
 
 impl Service<Uri> for Connector {
@@ -124,7 +138,13 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let Self { dialer, address } = self.clone();
-        Box::pin(async move { dialer.dial(address.host(), address.port()).await.map(TokioIo::new) })
+        let Self { dialer, address, socket } = self.clone();
+        Box::pin(async move {
+            let stream = match socket {
+                Some(socket) => dialer.dial(address.host(), socket).await,
+                None => dialer.dial(address.host(), (address.host(), address.port())).await,
+            };
+            stream.map(TokioIo::new)
+        })
     }
 }

@@ -1,5 +1,8 @@
 //! What to call: an address with its credentials.
 
+use std::fmt;
+use std::net::SocketAddr;
+
 use super::address::Address;
 use super::credentials::Credentials;
 
@@ -7,6 +10,8 @@ use super::credentials::Credentials;
 #[derive(Clone, Debug)]
 pub struct Target {
     pub(super) address: Address,
+    /// Where to connect, if it is not found out by the address.
+    pub(super) socket: Option<SocketAddr>,
     pub(super) credentials: Credentials,
 }
 
@@ -21,7 +26,13 @@ impl Target {
         if address.is_https() && credentials.dialer().is_none() {
             return Err(NeedsTls(address));
         }
-        Ok(Self { address, credentials })
+        Ok(Self { address, socket: None, credentials })
+    }
+
+    /// The same server at one of the IP addresses of its name. Its certificate must still have the
+    /// name.
+    pub fn at(&self, socket: SocketAddr) -> Self {
+        Self { socket: Some(socket), ..self.clone() }
     }
 
     /// The address.
@@ -32,5 +43,16 @@ impl Target {
     /// The credentials.
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
+    }
+}
+
+/// The address, and the IP address if its name has several.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        match self.socket {
+            Some(socket) if Address::from(socket) != self.address => write!(f, " ({socket})"),
+            _ => Ok(()),
+        }
     }
 }

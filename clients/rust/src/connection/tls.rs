@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio_rustls::{TlsConnector, TlsStream};
 
 use tollgate_common::LogThrottle;
@@ -65,13 +65,17 @@ impl Dialer {
         server_name(self.0.server_name.as_deref().unwrap_or(host))
     }
 
-    /// Opens one TLS connection to a server, with ALPN protocol `h2`.
-    pub async fn dial(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
+    /// Opens one TLS connection to the server `host` at the address `to`, with ALPN protocol `h2`.
+    pub async fn dial(
+        &self,
+        host: &str,
+        to: impl ToSocketAddrs,
+    ) -> io::Result<TlsStream<TcpStream>> {
         let name = self.name(host)?;
         self.refresh().await;
         let connector = TlsConnector::from(self.0.config.current());
         let connect = async {
-            let stream = TcpStream::connect((host, port)).await?;
+            let stream = TcpStream::connect(to).await?;
             stream.set_nodelay(true)?;
             connector.connect(name, stream).await
         };

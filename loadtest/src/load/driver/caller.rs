@@ -293,7 +293,8 @@ impl Reconnector {
     async fn dial(&self) -> io::Result<SendRequest<Bytes>> {
         let address = self.target.address();
         if let Some(dialer) = self.target.credentials().dialer() {
-            return handshake(dialer.dial(address.host(), address.port()).await?).await;
+            return handshake(dialer.dial(address.host(), (address.host(), address.port())).await?)
+                .await;
         }
         let stream = address.connect(CONNECT_TIMEOUT).await?;
         stream.set_nodelay(true)?;

@@ -1,0 +1,211 @@
+//! The client: what a service calls.
+
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tollgate_common::LogThrottle;
+use tollgate_proto::quotaservice::AllowResponse;
+
+use crate::builder::{BuildError, Builder, Callbacks};
+use crate::decision::{self, AcquireError, Decision, Error, Grant, Reason, Refusal};
+use crate::fake::Fake;
+use crate::fallback::Fallbacks;
+use crate::metrics;
+use crate::nodes::Nodes;
+use crate::refusals::Refusals;
+use crate::request::Request;
+
+/// A longer deadline means this one.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Asks tollgate for tokens. Clones share the connections; one client per process is enough.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tollgate_client::{Client, Fallback, Request};
+///
+/// let client = Client::builder(["tollgate.internal:10990"])
+///     .fallback(Fallback::rate(10.0, 20))
+///     .build()?;
+///
+/// // Waits up to a second for five tokens.
+/// client.acquire(Request::new("db", "reads").tokens(5).max_wait(Duration::from_secs(1))).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) backend: Backend,
+    pub(crate) deadline: Duration,
+    pub(crate) fallbacks: Fallbacks,
+    pub(crate) callbacks: Callbacks,
+    pub(crate) refusals: Refusals,
+    pub(crate) fallback_log: LogThrottle,
+}
+
+/// Who answers.
+pub(crate) enum Backend {
+    Nodes(Nodes),
+    Fake(Fake),
+}
+
+impl Client {
+    /// The settings of a client of the nodes at these addresses, each `HOST:PORT`, `http://HOST:PORT` or
+    /// `https://HOST:PORT`. A name may have several addresses, each of which is a node; it is
+    /// resolved again every 30 seconds. Calls are spread over all nodes that are well.
+    pub fn builder(addresses: impl IntoIterator<Item = impl Into<String>>) -> Builder {
+        Builder::new(addresses)
+    }
+
+    /// A client with the settings of [`Builder::from_env`] and defaults.
+    pub fn from_env() -> Result<Self, BuildError> {
+        Builder::from_env()?.build()
+    }
+
+    /// Asks for tokens. Waits for the answer, [`deadline`](Builder::deadline) at most, but not for the
+    /// tokens: [`Grant::wait`] is left to the caller.
+    ///
+    /// A refusal is remembered until its retry time, for a second at most: who asks for as many
+    /// tokens or more before is refused without a call.
+    ///
+    /// If the future is dropped before it is ready, tokens that were granted are lost.
+    pub async fn allow(&self, request: Request<'_>) -> Result<Decision, Error> {
+        let answer = self.decide(&request).await;
+        metrics::answered(request.namespace, &answer);
+        let callbacks = &self.0.callbacks;
+        match &answer {
+            Ok(Decision::Refused(refusal)) => {
+                if let Some(callback) = &callbacks.refused {
+                    callback(&request, refusal);
+                }
+            }
+            Ok(Decision::Granted(grant)) if grant.soft_limited => {
+                if let Some(callback) = &callbacks.soft_limited {
+                    callback(&request, grant);
+                }
+            }
+            Ok(Decision::Granted(_)) | Err(_) => {}
+        }
+        answer
+    }
+
+    /// Asks for tokens, and waits until they may be used.
+    ///
+    /// With [`max_wait`](Request::max_wait), a refusal is not the end: asks again when the tokens may be there,
+    /// until that time is over. Takes `max_wait` and the deadline at most. Without it, waits as long
+    /// as the bucket's own limit has a request wait.
+    ///
+    /// If the future is dropped before it is ready, tokens that were granted are lost.
+    pub async fn acquire(&self, request: Request<'_>) -> Result<Grant, AcquireError> {
+        let start = Instant::now();
+        let deadline = request.deadline.unwrap_or(self.0.deadline);
+        loop {
+            let elapsed = start.elapsed();
+            let left = request.max_wait.map(|max_wait| max_wait.saturating_sub(elapsed));
+            // What is left of both, so that the whole takes no longer.
+            let deadline = match request.max_wait {
+                Some(max_wait) => {
+                    max_wait.saturating_add(deadline).saturating_sub(elapsed).min(deadline)
+                }
+                None => deadline,
+            };
+            let asked = Request { max_wait: left, deadline: Some(deadline), ..request };
+            let refusal = match self.allow(asked).await? {
+                Decision::Granted(grant) => {
+                    sleep(grant.wait).await;
+                    metrics::waited(start.elapsed());
+                    return Ok(grant);
+                }
+                Decision::Refused(refusal) => refusal,
+            };
+            let left = request.max_wait.and_then(|max_wait| max_wait.checked_sub(start.elapsed()));
+            match refusal.retry_after.zip(left) {
+                Some((pause, left)) if pause <= left => sleep(jittered(pause).min(left)).await,
+                _ => {
+                    metrics::waited(start.elapsed());
+                    return Err(AcquireError::Refused(refusal));
+                }
+            }
+        }
+    }
+
+    async fn decide(&self, request: &Request<'_>) -> Result<Decision, Error> {
+        let Inner { refusals, .. } = &*self.0;
+        if let Some(refusal) = refusals.get(request, Instant::now()) {
+            return Ok(Decision::Refused(refusal));
+        }
+        let no_decision = match self.ask(request).await {
+            Ok(response) => {
+                let decision = decision::from_response(&response)
+                    .map_err(|text| Error::Invalid(text.to_owned()))?;
+                match &decision {
+                    Decision::Refused(Refusal {
+                        reason: Reason::NoBucket | Reason::Unavailable,
+                        ..
+                    }) => Ok(decision),
+                    Decision::Refused(refusal) => {
+                        refusals.add(request, refusal, Instant::now());
+                        return Ok(decision);
+                    }
+                    Decision::Granted(_) => return Ok(decision),
+                }
+            }
+            Err(error @ Error::Invalid(_)) => return Err(error),
+            Err(error @ Error::NoDecision(_)) => Err(error),
+        };
+        match self.0.fallbacks.get(request.namespace, request.bucket) {
+            None => no_decision,
+            Some(fallback) => {
+                self.log_fallback(request, &no_decision);
+                Ok(fallback.decide(request.tokens, Instant::now()))
+            }
+        }
+    }
+
+    async fn ask(&self, request: &Request<'_>) -> Result<AllowResponse, Error> {
+        let nodes = match &self.0.backend {
+            Backend::Fake(fake) => return fake.allow(request.message()),
+            Backend::Nodes(nodes) => nodes,
+        };
+        let start = Instant::now();
+        let deadline = request.deadline.unwrap_or(self.0.deadline).min(LONGEST_DEADLINE);
+        let answer = nodes.allow(request, start + deadline).await;
+        metrics::asked(start.elapsed());
+        answer
+    }
+
+    /// Logs the use of the fallback, once a second at most.
+    fn log_fallback(&self, request: &Request, why: &Result<Decision, Error>) {
+        if let Some(held_back) = self.0.fallback_log.pass() {
+            let why = match why {
+                Ok(Decision::Refused(refusal)) => refusal.reason.to_string(),
+                Ok(Decision::Granted(_)) => String::new(),
+                Err(error) => error.to_string(),
+            };
+            let Request { namespace, bucket, .. } = request;
+            tracing::warn!(namespace, bucket, why, held_back, "the fallback decides");
+        }
+    }
+}
+
+impl From<Inner> for Client {
+    fn from(inner: Inner) -> Self {
+        Self(Arc::new(inner))
+    }
+}
+
+impl Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("deadline", &self.0.deadline).finish_non_exhaustive()
+    }
+}
+
+/// Up to a tenth longer, so that those who wait for the same tokens do not all ask at once.
+fn jittered(pause: Duration) -> Duration {
+    pause + pause.mul_f64(rand::random::<f64>() / 10.0)
+}

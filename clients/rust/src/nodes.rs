@@ -1,0 +1,201 @@
+//! The nodes that a client calls: their addresses are resolved again and again, each has one
+//! connection, and calls are spread over those that are well.
+
+mod circuit;
+mod node;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures_util::future::join_all;
+use tokio::net::lookup_host;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tollgate_proto::quotaservice::AllowResponse;
+
+use self::circuit::State;
+use self::node::{Attempt, Failure, Node};
+use crate::connection::Target;
+use crate::decision::{Error, NoAnswer};
+use crate::metrics;
+use crate::request::Request;
+
+/// How often names are resolved again.
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The same while no node is called.
+const RESOLVE_INTERVAL_IN_NEED: Duration = Duration::from_secs(2);
+
+/// How long the resolver may take.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The nodes, and the task that keeps them. Stops when dropped.
+pub(crate) struct Nodes {
+    pool: Arc<Pool>,
+    keeper: JoinHandle<()>,
+}
+
+impl Nodes {
+    /// Begins to connect to the nodes at these addresses, each of which may be a name of several.
+    pub(crate) fn connect(targets: Vec<Target>, runtime: &Handle) -> Self {
+        let (changed, _) = watch::channel(());
+        let pool = Arc::new(Pool {
+            nodes: ArcSwap::default(),
+            next: AtomicUsize::new(rand::random_range(0..1024)),
+            resolved: AtomicBool::new(false),
+            changed,
+        });
+        let keeper = runtime.spawn(keep(targets, Arc::clone(&pool)));
+        Self { pool, keeper }
+    }
+
+    /// Asks one node after the other until one answers, until `deadline`.
+    pub(crate) async fn allow(
+        &self,
+        request: &Request<'_>,
+        deadline: Instant,
+    ) -> Result<AllowResponse, Error> {
+        let mut tried: Vec<Arc<Node>> = Vec::new();
+        loop {
+            let attempt = self.pool.attempt(&tried, deadline).await.map_err(Error::NoDecision)?;
+            let node = Arc::clone(attempt.node());
+            let failure = match attempt.allow(request.message(), deadline).await {
+                Ok(response) => return Ok(response),
+                Err(Failure::Invalid(message)) => return Err(Error::Invalid(message)),
+                Err(Failure::Final(failure)) => {
+                    metrics::call_failed(&failure);
+                    return Err(Error::NoDecision(failure));
+                }
+                Err(Failure::Retry(failure)) => failure,
+            };
+            metrics::call_failed(&failure);
+            tried.push(node);
+            if tried.len() >= self.pool.nodes.load().len().max(2) {
+                return Err(Error::NoDecision(failure));
+            }
+        }
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+struct Pool {
+    nodes: ArcSwap<Vec<Arc<Node>>>,
+    /// Where the search for a node begins.
+    next: AtomicUsize,
+    /// Whether the names were resolved once, or could not be.
+    resolved: AtomicBool,
+    /// Told when a node may have become one that is called.
+    changed: watch::Sender<()>,
+}
+
+impl Pool {
+    /// The permission to call a node; one that was not `tried`, if possible. While the first
+    /// connections are made, waits for them until `deadline`.
+    async fn attempt(&self, tried: &[Arc<Node>], deadline: Instant) -> Result<Attempt, NoAnswer> {
+        let mut changes = None;
+        loop {
+            let (nodes, now) = (self.nodes.load_full(), Instant::now());
+            let first = self.next.fetch_add(1, Ordering::Relaxed);
+            let in_turn = (0..nodes.len()).map(|at| &nodes[(first.wrapping_add(at)) % nodes.len()]);
+            let was_tried = |node: &Arc<Node>| tried.iter().any(|one| Arc::ptr_eq(one, node));
+            let untried = in_turn.clone().filter(|node| !was_tried(node));
+            let again = in_turn.clone().filter(|node| was_tried(node));
+            if let Some(attempt) = untried.chain(again).find_map(|node| node.attempt(now)) {
+                return Ok(attempt);
+            }
+            let connects = in_turn.clone().any(|node| node.state() == State::Connecting);
+            if !connects && self.resolved.load(Ordering::Acquire) {
+                return Err(match in_turn.clone().any(|node| node.is_quiet(now)) {
+                    true => NoAnswer::Overloaded,
+                    false => NoAnswer::Unreachable,
+                });
+            }
+            match &mut changes {
+                // Looks once more after the subscription, so that no change is missed.
+                None => changes = Some(self.changed.subscribe()),
+                Some(changes) => {
+                    // The sender is in `self`.
+                    let changed = timeout_at(deadline, changes.changed()).await;
+                    let _ = changed.map_err(|_| NoAnswer::Timeout)?;
+                }
+            }
+        }
+    }
+}
+
+/// A node at an address of one of the targets, by the target's index.
+type Place = (usize, SocketAddr);
+
+/// Resolves the names, and keeps a node for each address, for ever.
+async fn keep(targets: Vec<Target>, pool: Arc<Pool>) {
+    let mut kept: HashMap<Place, Kept> = HashMap::new();
+    loop {
+        let resolved = join_all(targets.iter().map(resolve)).await;
+        for (index, (target, addresses)) in targets.iter().zip(resolved).enumerate() {
+            // While a name can't be resolved, its last addresses stay.
+            let Some(addresses) = addresses else { continue };
+            kept.retain(|(of, address), _| *of != index || addresses.contains(address));
+            for address in addresses {
+                kept.entry((index, address)).or_insert_with(|| {
+                    Kept::start(Node::new(&target.at(address), pool.changed.clone()))
+                });
+            }
+        }
+        pool.nodes.store(Arc::new(kept.values().map(|kept| Arc::clone(&kept.node)).collect()));
+        pool.resolved.store(true, Ordering::Release);
+        pool.changed.send_replace(());
+        let is_called = kept.values().any(|kept| kept.node.state() != State::Down);
+        let interval = if is_called { RESOLVE_INTERVAL } else { RESOLVE_INTERVAL_IN_NEED };
+        sleep(interval.mul_f64(rand::random_range(0.75..1.0))).await;
+    }
+}
+
+/// The addresses of a target; `None` if they can't be found out.
+async fn resolve(target: &Target) -> Option<Vec<SocketAddr>> {
+    let address = target.address();
+    let found = timeout(RESOLVE_TIMEOUT, lookup_host((address.host(), address.port()))).await;
+    let reason = match found {
+        Ok(Ok(found)) => {
+            let mut found: Vec<SocketAddr> = found.collect();
+            found.sort_unstable();
+            found.dedup();
+            return Some(found).filter(|found| !found.is_empty());
+        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {RESOLVE_TIMEOUT:?}"),
+    };
+    tracing::warn!(%address, reason, "the name of a tollgate node can't be resolved");
+    None
+}
+
+/// A node with the task that checks it, which ends when this is dropped.
+struct Kept {
+    node: Arc<Node>,
+    checks: JoinHandle<()>,
+}
+
+impl Kept {
+    fn start(node: Node) -> Self {
+        let node = Arc::new(node);
+        let checked = Arc::clone(&node);
+        let checks = tokio::spawn(async move { checked.keep_checked().await });
+        Self { node, checks }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.checks.abort();
+    }
+}
