@@ -58,3 +58,8 @@ pub use decision::{AcquireError, DecidedBy, Decision, Error, Grant, NoAnswer, Re
 pub use fake::{Fake, FakeAnswer};
 pub use fallback::{Fallback, LocalRate};
 pub use request::Request;
+
+/// Compiles the examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -148,7 +148,7 @@ async fn keep(targets: Vec<Target>, pool: Arc<Pool>) {
             kept.retain(|(of, address), _| *of != index || addresses.contains(address));
             for address in addresses {
                 kept.entry((index, address)).or_insert_with(|| {
-                    Kept::start(Node::new(&target.at(address), pool.changed.clone()))
+                    Kept::start(Node::new(target.at(address), pool.changed.clone()))
                 });
             }
         }

@@ -25,30 +25,30 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// One token of the bucket `bucket` of `namespace`.
-    pub fn new(namespace: &'a str, bucket: &'a str) -> Self {
+    pub const fn new(namespace: &'a str, bucket: &'a str) -> Self {
         Self { namespace, bucket, tokens: 1, max_wait: None, deadline: None, is_critical: true }
     }
 
     /// The number of tokens; 0 means 1.
-    pub fn tokens(self, tokens: u64) -> Self {
-        Self { tokens: tokens.max(1), ..self }
+    pub const fn tokens(self, tokens: u64) -> Self {
+        Self { tokens: if tokens == 0 { 1 } else { tokens }, ..self }
     }
 
     /// The longest wait for the tokens, in whole milliseconds. Without it the bucket's own limit
     /// decides. [`allow`](crate::Client::allow) accepts no longer wait than the bucket's own limit in any case;
     /// [`acquire`](crate::Client::acquire) asks again until this time is over.
-    pub fn max_wait(self, max_wait: Duration) -> Self {
+    pub const fn max_wait(self, max_wait: Duration) -> Self {
         Self { max_wait: Some(max_wait), ..self }
     }
 
     /// How long to wait for an answer, instead of the client's
     /// [`deadline`](crate::Builder::deadline). The wait for the tokens comes on top of it.
-    pub fn deadline(self, deadline: Duration) -> Self {
+    pub const fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
     }
 
     /// Leaves what the bucket keeps in reserve for critical requests.
-    pub fn not_critical(self) -> Self {
+    pub const fn not_critical(self) -> Self {
         Self { is_critical: false, ..self }
     }
 

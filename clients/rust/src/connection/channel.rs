@@ -25,11 +25,8 @@ use super::credentials::Credentials;
 use super::target::Target;
 use super::tls::Dialer;
 
-/// How often an HTTP/2 ping is sent, so that a connection is given up whose server has vanished.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-
-/// How long the answer to a ping may take.
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// How a client names itself; tonic adds its own name.
+const USER_AGENT: &str = concat!("tollgate-client-rust/", env!("CARGO_PKG_VERSION"));
 
 /// A gRPC channel to a [`Target`] that sends the token with each request. Reconnects when its
 /// connection breaks. Clones share the connection.
@@ -66,9 +63,8 @@ impl Target {
         // With the scheme https here, tonic would add TLS of its own.
         let endpoint = Endpoint::from(connect_to.uri(Scheme::HTTP, path()))
             .connect_timeout(connect_timeout)
-            .http2_keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .keep_alive_while_idle(true);
+            .user_agent(USER_AGENT)
+            .unwrap_or_else(|_| unreachable!("{USER_AGENT} is a valid header"));
         let scheme = match self.credentials.dialer() {
             None => Scheme::HTTP,
             Some(_) => Scheme::HTTPS,

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
@@ -30,9 +31,10 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 const OVERLOAD_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct Node {
-    /// For log messages.
+    target: Target,
+    /// The target, for log messages and metrics.
     name: String,
-    channel: AuthChannel,
+    channel: ArcSwap<AuthChannel>,
     circuit: Mutex<Circuit>,
     /// The circuit was opened.
     opened: Notify,
@@ -51,10 +53,11 @@ pub(super) enum Failure {
 }
 
 impl Node {
-    pub(super) fn new(target: &Target, changed: watch::Sender<()>) -> Self {
+    pub(super) fn new(target: Target, changed: watch::Sender<()>) -> Self {
         Self {
             name: target.to_string(),
-            channel: target.channel(CONNECT_TIMEOUT),
+            channel: ArcSwap::from_pointee(target.channel(CONNECT_TIMEOUT)),
+            target,
             circuit: Mutex::new(Circuit::new()),
             opened: Notify::new(),
             changed,
@@ -67,6 +70,10 @@ impl Node {
 
     pub(super) fn is_quiet(&self, now: Instant) -> bool {
         self.circuit().is_quiet(now)
+    }
+
+    fn channel(&self) -> AuthChannel {
+        AuthChannel::clone(&self.channel.load())
     }
 
     fn circuit(&self) -> MutexGuard<'_, Circuit> {
@@ -86,6 +93,10 @@ impl Node {
             while timeout(self.pause(), self.opened.notified()).await.is_ok() {}
             if self.circuit().needs_no_check() {
                 continue;
+            }
+            // The old connection may be one whose server has vanished without closing it.
+            if self.state() == State::Down {
+                self.channel.store(Arc::new(self.target.channel(CONNECT_TIMEOUT)));
             }
             let checked = self.check().await;
             let before = self.state();
@@ -114,7 +125,7 @@ impl Node {
 
     /// Whether the node answers, and does not say that it is about to stop; or why not.
     async fn check(&self) -> Result<(), String> {
-        let mut client = HealthClient::new(self.channel.clone());
+        let mut client = HealthClient::new(self.channel());
         let check = client.check(HealthCheckRequest { service: String::new() });
         match timeout(CHECK_TIMEOUT, check).await {
             Ok(Ok(answer)) => match answer.into_inner().status() {
@@ -153,7 +164,7 @@ impl Attempt {
         request: AllowRequest,
         deadline: Instant,
     ) -> Result<AllowResponse, Failure> {
-        let mut client = QuotaServiceClient::new(self.node.channel.clone());
+        let mut client = QuotaServiceClient::new(self.node.channel());
         let (report, result) = match timeout_at(deadline, client.allow(request)).await {
             Ok(Ok(answer)) => (Report::Answered, Ok(answer.into_inner())),
             Ok(Err(status)) => {

@@ -1,0 +1,218 @@
+//! A network and a store that fail.
+
+use std::time::Duration;
+
+use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tollgate_client::{DecidedBy, Decision, Error, Fallback, NoAnswer, Reason, Request};
+
+use crate::{ask_until, ask_until_decided_by, builder, metrics};
+
+const LIMITS: &str = "global_default_bucket: { size: 1000000, fill_rate: 1000000 }";
+
+const REQUEST: Request<'static> = Request::new("a", "b");
+
+/// A node behind a proxy.
+fn proxied() -> (LimitsFile, Node, FaultProxy) {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &[]);
+    let proxy = FaultProxy::to(node.grpc.port());
+    (limits, node, proxy)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_hangs_is_not_called_until_it_answers() {
+    for fault in [Fault::NoReplies, Fault::HalfOpen] {
+        let (_limits, _node, proxy) = proxied();
+        let client = builder(&[proxy.address()]).fallback(Fallback::Allow).build().unwrap();
+        ask_until_decided_by(&client, REQUEST, DecidedBy::Node).await;
+        proxy.set(fault);
+        let deadline = Duration::from_millis(100);
+        let request = REQUEST.deadline(deadline);
+        // Some wait for the deadline. Then the circuit is open, and nobody waits.
+        let start = Instant::now();
+        let mut waited = 0;
+        while waited < 50 {
+            let before = Instant::now();
+            let decision = client.allow(request).await.unwrap();
+            assert_eq!(decision.decided_by(), DecidedBy::Fallback, "{fault:?}");
+            waited = if before.elapsed() < deadline { waited + 1 } else { 0 };
+            assert!(start.elapsed() < Duration::from_secs(20), "the circuit is not opened");
+        }
+        proxy.set(Fault::Nothing);
+        ask_until_decided_by(&client, request, DecidedBy::Node).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_client_finds_that_its_node_hangs() {
+    let (_limits, _node, proxy) = proxied();
+    assert!(!metrics().contains(&proxy.address().to_string()));
+    let client = builder(&[proxy.address()]).build().unwrap();
+    client.allow(REQUEST).await.unwrap();
+    proxy.set(Fault::NoReplies);
+    // No call fails, but the check.
+    let open = format!("tollgate_client_node_called{{node=\"{}\"}} 0", proxy.address());
+    eventually("the circuit is open", Duration::from_secs(20), || metrics().contains(&open));
+    let start = Instant::now();
+    let error = client.allow(REQUEST).await.unwrap_err();
+    assert!(matches!(error, Error::NoDecision(NoAnswer::Unreachable)), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_node_delays_no_call_beyond_its_deadline() {
+    let (_limits, _node, proxy) = proxied();
+    let client = builder(&[proxy.address()]).fallback(Fallback::Deny).build().unwrap();
+    client.allow(REQUEST).await.unwrap();
+    // A round trip takes 80 ms.
+    proxy.set(Fault::Delay(Duration::from_millis(40)));
+    let decision = client.allow(REQUEST).await.unwrap();
+    assert_eq!(decision.decided_by(), DecidedBy::Node);
+    let deadline = Duration::from_millis(20);
+    let mut late = 0;
+    for _ in 0..100 {
+        let start = Instant::now();
+        let decision = client.allow(REQUEST.deadline(deadline)).await.unwrap();
+        assert_eq!(decision.decided_by(), DecidedBy::Fallback);
+        late += u32::from(start.elapsed() > deadline + Duration::from_millis(20));
+    }
+    assert!(late <= 5, "{late} of 100 calls took 20 ms longer than they said");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_break_are_made_again() {
+    let (_limits, _node, proxy) = proxied();
+    let client = builder(&[proxy.address()]).fallback(Fallback::Allow).build().unwrap();
+    for fault in [Fault::CutReplies, Fault::Refused, Fault::ResetOnAccept] {
+        ask_until_decided_by(&client, REQUEST, DecidedBy::Node).await;
+        proxy.set(fault);
+        ask_until_decided_by(&client, REQUEST, DecidedBy::Fallback).await;
+        proxy.set(Fault::Nothing);
+    }
+    ask_until_decided_by(&client, REQUEST, DecidedBy::Node).await;
+}
+
+/// A client that gives up before its deadline has not found a node that fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn cancelled_calls_open_no_circuit() {
+    let (_limits, node, proxy) = proxied();
+    let client = builder(&[proxy.address()]).build().unwrap();
+    client.allow(REQUEST).await.unwrap();
+    proxy.set(Fault::NoReplies);
+    let mut calls = JoinSet::new();
+    for _ in 0..100 {
+        let client = client.clone();
+        calls.spawn(async move {
+            timeout(Duration::from_millis(50), client.allow(REQUEST)).await.unwrap_err();
+        });
+    }
+    calls.join_all().await;
+    proxy.set(Fault::Nothing);
+    let decision = client.allow(REQUEST).await.unwrap();
+    assert_eq!(decision.decided_by(), DecidedBy::Node);
+    assert!(Scrape::of(node.http).sum("tollgate_decisions_total", &[]) >= 2.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_dropped_closes_its_connections() {
+    let (_limits, node, _proxy) = proxied();
+    let connections =
+        || Scrape::of(node.http).sum("tollgate_connections", &[("transport", "grpc")]);
+    let clients: Vec<_> = (0..5).map(|_| builder(&[node.grpc]).build().unwrap()).collect();
+    for client in &clients {
+        client.allow(REQUEST).await.unwrap();
+    }
+    assert_eq!(connections(), 5.0);
+    drop(clients);
+    eventually("the connections are closed", Duration::from_secs(10), || connections() == 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_store_is_decided_on_by_policy() {
+    const LIMITS: &str = "namespaces:
+  local: { on_store_failure: local, default_bucket: {} }
+  deny: { on_store_failure: deny, default_bucket: {} }
+";
+    let (mut redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
+    let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+    let client = builder(&[node.grpc]).build().unwrap();
+    let cautious = builder(&[node.grpc]).fallback(Fallback::rate(0.0, 1)).build().unwrap();
+    ask_until_decided_by(&client, Request::new("deny", "b"), DecidedBy::Node).await;
+    ask_until_decided_by(&cautious, Request::new("deny", "b"), DecidedBy::Node).await;
+    redis.kill();
+    ask_until_decided_by(&client, Request::new("local", "b"), DecidedBy::DegradedNode).await;
+    ask_until(&client, Request::new("deny", "b"), "refused by policy", |decision| {
+        matches!(decision, Decision::Refused(refusal)
+            if refusal.reason == Reason::Unavailable && refusal.decided_by == DecidedBy::DegradedNode)
+    })
+    .await;
+    // With a fallback, that is where it decides.
+    ask_until(&cautious, Request::new("deny", "b"), "the fallback's only token", |decision| {
+        decision.decided_by() == DecidedBy::Fallback
+    })
+    .await;
+    assert!(!cautious.allow(Request::new("deny", "b")).await.unwrap().is_granted());
+    redis.start_again();
+    ask_until_decided_by(&client, Request::new("deny", "b"), DecidedBy::Node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_overloaded_node_is_left_alone() {
+    let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
+    let args = ["--store", &redis.url(), "--store-timeout", "20s", "--threads", "1"];
+    let node = Node::start(&limits.path(), &[&args[..], &["--max-in-flight", "1"]].concat());
+    let client = builder(&[node.grpc]).fallback(Fallback::Deny).build().unwrap();
+    ask_until_decided_by(&client, REQUEST, DecidedBy::Node).await;
+    signal(redis.pid(), "STOP");
+    let shed = || Scrape::of(node.http).sum("tollgate_shed_requests_total", &[]);
+    // One has the only slot until the store answers, and the other one is refused.
+    let start = Instant::now();
+    let mut calls = JoinSet::new();
+    for _ in 0..2 {
+        let client = client.clone();
+        calls.spawn(async move { client.allow(REQUEST).await.unwrap().decided_by() });
+    }
+    assert_eq!(calls.join_next().await.unwrap().unwrap(), DecidedBy::Fallback);
+    let (before, mut asked) = (shed(), 0);
+    // It says to wait for 100 ms at least.
+    while start.elapsed() < Duration::from_millis(90) {
+        let decision = client.allow(REQUEST).await.unwrap();
+        assert_eq!(decision.decided_by(), DecidedBy::Fallback);
+        asked += 1;
+    }
+    assert_eq!(shed(), before, "{asked} calls without a request");
+    signal(redis.pid(), "CONT");
+    assert_eq!(calls.join_next().await.unwrap().unwrap(), DecidedBy::Node);
+    ask_until_decided_by(&client, REQUEST, DecidedBy::Node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_of_calls() {
+    metrics();
+    let (_limits, _node, proxy) = proxied();
+    let client = builder(&[proxy.address()]).fallback(Fallback::Deny).build().unwrap();
+    let request = Request::new("metered", "b");
+    ask_until_decided_by(&client, request, DecidedBy::Node).await;
+    client.acquire(request).await.unwrap();
+    client.allow(Request::new("metered", "")).await.unwrap_err();
+    proxy.set(Fault::NoReplies);
+    client.allow(request.deadline(Duration::from_millis(20))).await.unwrap();
+    proxy.set(Fault::Refused);
+    ask_until_decided_by(&client, request, DecidedBy::Fallback).await;
+    let shown = metrics();
+    for line in [
+        r#"tollgate_client_requests_total{namespace="metered",outcome="granted",decided_by="node"} 2"#,
+        r#"tollgate_client_requests_total{namespace="metered",outcome="invalid",decided_by="node"} 1"#,
+        r#"tollgate_client_requests_total{namespace="metered",outcome="refused",decided_by="fallback"} "#,
+        r#"tollgate_client_failed_calls_total{reason="timeout"} "#,
+        r#"tollgate_client_failed_calls_total{reason="unreachable"} "#,
+        "tollgate_client_request_seconds_count ",
+        "tollgate_client_wait_seconds_count ",
+    ] {
+        assert!(shown.contains(line), "{line} in {shown}");
+    }
+}
