@@ -209,7 +209,7 @@ async fn metrics_of_calls() {
         r#"tollgate_client_requests_total{namespace="metered",outcome="invalid",decided_by="node"} 1"#,
         r#"tollgate_client_requests_total{namespace="metered",outcome="refused",decided_by="fallback"} "#,
         r#"tollgate_client_failed_calls_total{reason="timeout"} "#,
-        r#"tollgate_client_failed_calls_total{reason="unreachable"} "#,
+        r#"tollgate_client_failed_calls_total{reason="error"} "#,
         "tollgate_client_request_seconds_count ",
         "tollgate_client_wait_seconds_count ",
     ] {
