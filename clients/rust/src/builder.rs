@@ -3,12 +3,11 @@
 use std::env;
 use std::fmt::{self, Debug};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::client::{Backend, Client, Inner};
+use crate::client::{Backend, Callbacks, Client, Inner};
 use crate::connection::{Address, ClientFiles, Credentials, CredentialsError, NeedsTls, Target};
 use crate::decision::{Grant, Refusal};
 use crate::fake::Fake;
@@ -39,16 +38,6 @@ enum Addresses {
     Fake(Fake),
 }
 
-/// What the application wants to be told.
-#[derive(Default)]
-pub(crate) struct Callbacks {
-    pub(crate) refused: Option<RefusedCallback>,
-    pub(crate) soft_limited: Option<SoftLimitedCallback>,
-}
-
-type RefusedCallback = Arc<dyn Fn(&Request, &Refusal) + Send + Sync>;
-type SoftLimitedCallback = Arc<dyn Fn(&Request, &Grant) + Send + Sync>;
-
 /// Why a [`Client`] can't be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -73,17 +62,30 @@ pub enum BuildError {
     NoRuntime,
 }
 
+impl Client {
+    /// The settings of a client of the nodes at these addresses, each `HOST:PORT`, `http://HOST:PORT` or
+    /// `https://HOST:PORT`. A name may have several addresses, each of which is a node; it is
+    /// resolved again every 30 seconds. Calls are spread over all nodes that are well.
+    pub fn builder(addresses: impl IntoIterator<Item = impl Into<String>>) -> Builder {
+        let addresses = addresses.into_iter().map(Into::into).collect();
+        Builder::new(Addresses::Nodes(addresses))
+    }
+
+    /// A client with the settings of [`Builder::from_env`] and defaults.
+    pub fn from_env() -> Result<Self, BuildError> {
+        Builder::from_env()?.build()
+    }
+}
+
+impl Fake {
+    /// A client of this fake, to be configured further.
+    pub fn client(&self) -> Builder {
+        Builder::new(Addresses::Fake(self.clone()))
+    }
+}
+
 impl Builder {
-    /// A client of the nodes at these addresses. See [`Client::builder`].
-    pub(crate) fn new(addresses: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self::with(Addresses::Nodes(addresses.into_iter().map(Into::into).collect()))
-    }
-
-    pub(crate) fn with_fake(fake: Fake) -> Self {
-        Self::with(Addresses::Fake(fake))
-    }
-
-    fn with(addresses: Addresses) -> Self {
+    fn new(addresses: Addresses) -> Self {
         Self {
             addresses,
             ca_file: None,
@@ -124,7 +126,7 @@ impl Builder {
             server_name: text("TOLLGATE_SERVER_NAME"),
             own_files,
             token_file: path("TOLLGATE_TOKEN_FILE"),
-            ..Self::new(addresses)
+            ..Client::builder(addresses)
         })
     }
 
@@ -186,7 +188,7 @@ impl Builder {
         mut self,
         callback: impl Fn(&Request, &Refusal) + Send + Sync + 'static,
     ) -> Self {
-        self.callbacks.refused = Some(Arc::new(callback));
+        self.callbacks.refused = Some(Box::new(callback));
         self
     }
 
@@ -196,7 +198,7 @@ impl Builder {
         mut self,
         callback: impl Fn(&Request, &Grant) + Send + Sync + 'static,
     ) -> Self {
-        self.callbacks.soft_limited = Some(Arc::new(callback));
+        self.callbacks.soft_limited = Some(Box::new(callback));
         self
     }
 
@@ -289,13 +291,13 @@ mod tests {
         let text = |builder: Builder| builder.build().unwrap_err().to_string();
         assert_eq!(text(from(&[]).unwrap()), "no address of a node is given");
         let invalid = "\"a\" is not a valid address: write HOST:PORT";
-        assert_eq!(text(Builder::new(["a"])), invalid);
+        assert_eq!(text(Client::builder(["a"])), invalid);
         let tls = "https://a:1 needs TLS: name the file of its CA certificates";
-        assert_eq!(text(Builder::new(["https://a:1"])), tls);
+        assert_eq!(text(Client::builder(["https://a:1"])), tls);
         let incomplete = "a certificate or a server name needs the file of the CA certificates";
-        assert_eq!(text(Builder::new(["a:1"]).server_name("b")), incomplete);
-        let missing = text(Builder::new(["a:1"]).token_file("/nowhere/token"));
+        assert_eq!(text(Client::builder(["a:1"]).server_name("b")), incomplete);
+        let missing = text(Client::builder(["a:1"]).token_file("/nowhere/token"));
         assert!(missing.starts_with("can't read /nowhere/token: "), "{missing}");
-        assert_eq!(text(Builder::new(["a:1"])), "a client needs a Tokio runtime");
+        assert_eq!(text(Client::builder(["a:1"])), "a client needs a Tokio runtime");
     }
 }

@@ -8,7 +8,6 @@ use tokio::time::{Instant, sleep};
 use tollgate_common::LogThrottle;
 use tollgate_proto::quotaservice::AllowResponse;
 
-use crate::builder::{BuildError, Builder, Callbacks};
 use crate::decision::{self, AcquireError, Decision, Error, Grant, Reason, Refusal};
 use crate::fake::Fake;
 use crate::fallback::Fallbacks;
@@ -48,6 +47,16 @@ pub(crate) struct Inner {
     pub(crate) fallback_log: LogThrottle,
 }
 
+/// What the application wants to be told.
+#[derive(Default)]
+pub(crate) struct Callbacks {
+    pub(crate) refused: Option<Box<RefusedCallback>>,
+    pub(crate) soft_limited: Option<Box<SoftLimitedCallback>>,
+}
+
+pub(crate) type RefusedCallback = dyn Fn(&Request, &Refusal) + Send + Sync;
+pub(crate) type SoftLimitedCallback = dyn Fn(&Request, &Grant) + Send + Sync;
+
 /// Who answers.
 pub(crate) enum Backend {
     Nodes(Nodes),
@@ -55,19 +64,7 @@ pub(crate) enum Backend {
 }
 
 impl Client {
-    /// The settings of a client of the nodes at these addresses, each `HOST:PORT`, `http://HOST:PORT` or
-    /// `https://HOST:PORT`. A name may have several addresses, each of which is a node; it is
-    /// resolved again every 30 seconds. Calls are spread over all nodes that are well.
-    pub fn builder(addresses: impl IntoIterator<Item = impl Into<String>>) -> Builder {
-        Builder::new(addresses)
-    }
-
-    /// A client with the settings of [`Builder::from_env`] and defaults.
-    pub fn from_env() -> Result<Self, BuildError> {
-        Builder::from_env()?.build()
-    }
-
-    /// Asks for tokens. Waits for the answer, [`deadline`](Builder::deadline) at most, but not for the
+    /// Asks for tokens. Waits for the answer, [`deadline`](crate::Builder::deadline) at most, but not for the
     /// tokens: [`Grant::wait`] is left to the caller.
     ///
     /// A refusal is remembered until its retry time, for a second at most: who asks for as many

@@ -8,7 +8,6 @@ use tokio::time::Instant;
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
-use crate::builder::Builder;
 use crate::decision::{Error, NoAnswer};
 use crate::fallback::LocalRate;
 
@@ -70,11 +69,6 @@ impl Fake {
     pub fn answer(&self, namespace: &str, bucket: &str, answer: FakeAnswer) {
         let bucket = (namespace.to_owned(), bucket.to_owned());
         self.state().answers.insert(bucket, answer);
-    }
-
-    /// A client of this fake, to be configured further.
-    pub fn client(&self) -> Builder {
-        Builder::with_fake(self.clone())
     }
 
     /// The numbers of tokens that a bucket was asked for, in order. Requests that the client answered by
