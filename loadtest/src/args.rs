@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tollgate_client::connection::ClientFiles;
-use tollgate_client::connection::{Address, Credentials, Target};
+use tollgate_client::connection::{Address, ClientFiles, Credentials, Target};
 
 use crate::error::RunError;
 

@@ -24,8 +24,7 @@ use crate::settings::{LimitsOwner, Settings, StoreUrl};
 use crate::tls;
 use crate::transport::parent::ParentClient;
 use crate::transport::port_security::PortSecurity;
-use tollgate_client::connection::ClientFiles;
-use tollgate_client::connection::{Credentials, CredentialsError, Target};
+use tollgate_client::connection::{ClientFiles, Credentials, CredentialsError, Target};
 
 mod accept;
 mod background;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::client::{Backend, Callbacks, Client, Inner};
-use crate::connection::{Address, ClientFiles, Credentials, CredentialsError, NeedsTls, Target};
+use crate::connection::{Address, ClientFiles, Credentials, Target};
 use crate::decision::{Grant, Refusal};
 use crate::fake::Fake;
 use crate::fallback::{Fallback, Fallbacks};
@@ -50,10 +50,10 @@ pub enum BuildError {
     Address(String),
     /// An `https://` address without a CA file.
     #[error("{0}: name the file of its CA certificates")]
-    NeedsTls(#[from] NeedsTls),
+    NeedsTls(String),
     /// A certificate, key or token can't be used.
-    #[error(transparent)]
-    Credentials(#[from] CredentialsError),
+    #[error("{0}")]
+    Credentials(String),
     /// Of a certificate and its key, or of a CA file and what depends on it, one is missing.
     #[error("{0}")]
     Incomplete(&'static str),
@@ -238,10 +238,15 @@ impl Builder {
             }
             None => None,
         };
-        let credentials = Credentials::load(tls, self.token_file.clone())?;
+        let credentials = Credentials::load(tls, self.token_file.clone())
+            .map_err(|error| BuildError::Credentials(error.to_string()))?;
         let target = |text: &String| {
             let address: Address = text.parse().map_err(BuildError::Address)?;
-            Ok(Target::new(address, credentials.clone())?)
+            if credentials.has_token() && credentials.dialer().is_none() && address.is_remote() {
+                tracing::warn!(%address, "the token is sent unencrypted: turn on TLS with a CA file");
+            }
+            Target::new(address, credentials.clone())
+                .map_err(|error| BuildError::NeedsTls(error.to_string()))
         };
         addresses.iter().map(target).collect()
     }

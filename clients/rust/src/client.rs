@@ -16,6 +16,9 @@ use crate::nodes::Nodes;
 use crate::refusals::Refusals;
 use crate::request::Request;
 
+/// The least time before a refused request is made again.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
+
 /// A longer deadline means this one.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -73,21 +76,7 @@ impl Client {
     /// If the future is dropped before it is ready, tokens that were granted are lost.
     pub async fn allow(&self, request: Request<'_>) -> Result<Decision, Error> {
         let answer = self.decide(&request).await;
-        metrics::answered(request.namespace, &answer);
-        let callbacks = &self.0.callbacks;
-        match &answer {
-            Ok(Decision::Refused(refusal)) => {
-                if let Some(callback) = &callbacks.refused {
-                    callback(&request, refusal);
-                }
-            }
-            Ok(Decision::Granted(grant)) if grant.soft_limited => {
-                if let Some(callback) = &callbacks.soft_limited {
-                    callback(&request, grant);
-                }
-            }
-            Ok(Decision::Granted(_)) | Err(_) => {}
-        }
+        self.report(&request, &answer);
         answer
     }
 
@@ -100,68 +89,97 @@ impl Client {
     /// If the future is dropped before it is ready, tokens that were granted are lost.
     pub async fn acquire(&self, request: Request<'_>) -> Result<Grant, AcquireError> {
         let start = Instant::now();
+        let answer = self.decide_in_time(&request, start).await;
+        self.report(&request, &answer);
+        if let Ok(Decision::Granted(grant)) = &answer {
+            sleep(grant.wait).await;
+        }
+        metrics::waited(start.elapsed());
+        match answer? {
+            Decision::Granted(grant) => Ok(grant),
+            Decision::Refused(refusal) => Err(AcquireError::Refused(refusal)),
+        }
+    }
+
+    /// Asks until tokens are granted, or can't be within `max_wait` from `start`.
+    async fn decide_in_time(
+        &self,
+        request: &Request<'_>,
+        start: Instant,
+    ) -> Result<Decision, Error> {
+        let Some(max_wait) = request.max_wait else { return self.decide(request).await };
         let deadline = request.deadline.unwrap_or(self.0.deadline);
+        let end = max_wait.saturating_add(deadline);
         loop {
             let elapsed = start.elapsed();
-            let left = request.max_wait.map(|max_wait| max_wait.saturating_sub(elapsed));
+            let left = max_wait.saturating_sub(elapsed);
             // What is left of both, so that the whole takes no longer.
-            let deadline = match request.max_wait {
-                Some(max_wait) => {
-                    max_wait.saturating_add(deadline).saturating_sub(elapsed).min(deadline)
-                }
-                None => deadline,
+            let deadline = end.saturating_sub(elapsed).min(deadline);
+            let asked = Request { max_wait: Some(left), deadline: Some(deadline), ..*request };
+            let decision = self.decide(&asked).await?;
+            let Decision::Refused(Refusal { retry_after: Some(pause), debt, .. }) = &decision
+            else {
+                return Ok(decision);
             };
-            let asked = Request { max_wait: left, deadline: Some(deadline), ..request };
-            let refusal = match self.allow(asked).await? {
-                Decision::Granted(grant) => {
-                    sleep(grant.wait).await;
-                    metrics::waited(start.elapsed());
-                    return Ok(grant);
-                }
-                Decision::Refused(refusal) => refusal,
-            };
-            let left = request.max_wait.and_then(|max_wait| max_wait.checked_sub(start.elapsed()));
-            match refusal.retry_after.zip(left) {
-                Some((pause, left)) if pause <= left => sleep(jittered(pause).min(left)).await,
-                _ => {
-                    metrics::waited(start.elapsed());
-                    return Err(AcquireError::Refused(refusal));
+            let left = max_wait.saturating_sub(start.elapsed());
+            // The debt shrinks no faster than what is left: too long now is too long later.
+            if (*pause).max(*debt) > left {
+                return Ok(decision);
+            }
+            sleep(jittered((*pause).max(LEAST_PAUSE)).min(left)).await;
+        }
+    }
+
+    /// Tells the metrics and the application of an answer.
+    fn report(&self, request: &Request, answer: &Result<Decision, Error>) {
+        metrics::answered(request.namespace, answer);
+        let callbacks = &self.0.callbacks;
+        match answer {
+            Ok(Decision::Refused(refusal)) => {
+                if let Some(callback) = &callbacks.refused {
+                    callback(request, refusal);
                 }
             }
+            Ok(Decision::Granted(grant)) if grant.soft_limited => {
+                if let Some(callback) = &callbacks.soft_limited {
+                    callback(request, grant);
+                }
+            }
+            Ok(Decision::Granted(_)) | Err(_) => {}
         }
     }
 
     async fn decide(&self, request: &Request<'_>) -> Result<Decision, Error> {
-        let Inner { refusals, .. } = &*self.0;
+        let Inner { refusals, fallbacks, .. } = &*self.0;
         if let Some(refusal) = refusals.get(request, Instant::now()) {
             return Ok(Decision::Refused(refusal));
         }
-        let no_decision = match self.ask(request).await {
-            Ok(response) => {
-                let decision = decision::from_response(&response)
-                    .map_err(|text| Error::Invalid(text.to_owned()))?;
-                match &decision {
-                    Decision::Refused(Refusal {
-                        reason: Reason::NoBucket | Reason::Unavailable,
-                        ..
-                    }) => Ok(decision),
-                    Decision::Refused(refusal) => {
-                        refusals.add(request, refusal, Instant::now());
-                        return Ok(decision);
-                    }
-                    Decision::Granted(_) => return Ok(decision),
+        let answer = self.ask(request).await;
+        let why = match answer.and_then(|response| decision::from_response(&response)) {
+            Err(Error::Invalid(text)) => return Err(Error::Invalid(text)),
+            Err(Error::NoDecision(why)) => Err(why),
+            Ok(Decision::Refused(refusal))
+                if matches!(refusal.reason, Reason::NoBucket | Reason::Unavailable) =>
+            {
+                Ok(refusal)
+            }
+            Ok(Decision::Refused(refusal)) => {
+                if matches!(self.0.backend, Backend::Nodes(_)) {
+                    refusals.add(request, &refusal, Instant::now());
                 }
+                return Ok(Decision::Refused(refusal));
             }
-            Err(error @ Error::Invalid(_)) => return Err(error),
-            Err(error @ Error::NoDecision(_)) => Err(error),
+            Ok(granted) => return Ok(granted),
         };
-        match self.0.fallbacks.get(request.namespace, request.bucket) {
-            None => no_decision,
-            Some(fallback) => {
-                self.log_fallback(request, &no_decision);
-                Ok(fallback.decide(request.tokens, Instant::now()))
-            }
+        let Some(fallback) = fallbacks.get(request.namespace, request.bucket) else {
+            return why.map(Decision::Refused).map_err(Error::NoDecision);
+        };
+        if let Some(held_back) = self.0.fallback_log.pass() {
+            let why = why.map_or_else(|why| why.to_string(), |refusal| refusal.reason.to_string());
+            let Request { namespace, bucket, .. } = request;
+            tracing::warn!(namespace, bucket, why, held_back, "the fallback decides");
         }
+        Ok(fallback.decide(request.tokens, Instant::now()))
     }
 
     async fn ask(&self, request: &Request<'_>) -> Result<AllowResponse, Error> {
@@ -174,19 +192,6 @@ impl Client {
         let answer = nodes.allow(request, start + deadline).await;
         metrics::asked(start.elapsed());
         answer
-    }
-
-    /// Logs the use of the fallback, once a second at most.
-    fn log_fallback(&self, request: &Request, why: &Result<Decision, Error>) {
-        if let Some(held_back) = self.0.fallback_log.pass() {
-            let why = match why {
-                Ok(Decision::Refused(refusal)) => refusal.reason.to_string(),
-                Ok(Decision::Granted(_)) => String::new(),
-                Err(error) => error.to_string(),
-            };
-            let Request { namespace, bucket, .. } = request;
-            tracing::warn!(namespace, bucket, why, held_back, "the fallback decides");
-        }
     }
 }
 
@@ -204,5 +209,6 @@ impl Debug for Client {
 
 /// Up to a tenth longer, so that those who wait for the same tokens do not all ask at once.
 fn jittered(pause: Duration) -> Duration {
-    pause + pause.mul_f64(rand::random::<f64>() / 10.0)
+    pause
+        .saturating_add(Duration::from_secs_f64(pause.as_secs_f64() * rand::random::<f64>() / 10.0))
 }

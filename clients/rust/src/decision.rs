@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use tollgate_proto::quotaservice::AllowResponse;
 use tollgate_proto::quotaservice::allow_response::Status;
-use tonic::Code;
 
 /// The answer to a [`Request`](crate::Request).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The tokens may be used, after [`Grant::wait`].
     Granted(Grant),
@@ -31,7 +30,7 @@ impl Decision {
 }
 
 /// Granted tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
     /// How many.
@@ -47,7 +46,7 @@ pub struct Grant {
 }
 
 /// A refusal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusal {
     /// Why.
@@ -57,6 +56,8 @@ pub struct Refusal {
     pub retry_after: Option<Duration>,
     /// Who has decided.
     pub decided_by: DecidedBy,
+    /// How long the bucket takes to pay its debt, which a request waits for at least.
+    pub(crate) debt: Duration,
 }
 
 /// Why a request was refused.
@@ -94,6 +95,7 @@ pub enum DecidedBy {
 
 /// Why there is no decision.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// A mistake of the caller. No fallback is used.
     #[error("invalid request: {0}")]
@@ -116,18 +118,14 @@ pub enum NoAnswer {
     /// The nodes are overloaded.
     #[error("the nodes are overloaded")]
     Overloaded,
-    /// The node has answered with an error.
-    #[error("{code:?}: {message}")]
-    Failed {
-        /// The gRPC status code.
-        code: Code,
-        /// The node's message.
-        message: String,
-    },
+    /// The node has answered with an error: its gRPC status code and message.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// Why [`acquire`](crate::Client::acquire) has no tokens.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AcquireError {
     /// Refused; or the tokens would come later than the caller wants to wait.
     #[error("refused: {}", .0.reason)]
@@ -160,8 +158,13 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// The answer of a node, as a decision. `Err` with the text for a request that is invalid.
-pub(crate) fn from_response(response: &AllowResponse) -> Result<Decision, &'static str> {
+/// The answer of a node, as a decision.
+pub(crate) fn from_response(response: &AllowResponse) -> Result<Decision, Error> {
+    // prost's accessor would take a status of a later version for OK.
+    let Ok(status) = Status::try_from(response.status) else {
+        let text = format!("the status {} is unknown to this version", response.status);
+        return Err(Error::NoDecision(NoAnswer::Failed(text)));
+    };
     let decided_by = match response.degraded {
         true => DecidedBy::DegradedNode,
         false => DecidedBy::Node,
@@ -169,9 +172,11 @@ pub(crate) fn from_response(response: &AllowResponse) -> Result<Decision, &'stat
     let refused = |reason| {
         let retry_after = response.retry_after_millis;
         let retry_after = (retry_after > 0).then(|| duration(retry_after));
-        Ok(Decision::Refused(Refusal { reason, retry_after, decided_by }))
+        let debt = -response.tokens_available / response.fill_rate;
+        let debt = Duration::try_from_secs_f64(debt).unwrap_or_default();
+        Ok(Decision::Refused(Refusal { reason, retry_after, decided_by, debt }))
     };
-    match response.status() {
+    match status {
         Status::Ok => Ok(Decision::Granted(Grant {
             tokens: response.tokens_granted.try_into().unwrap_or(0),
             wait: duration(response.wait_millis),
@@ -185,12 +190,48 @@ pub(crate) fn from_response(response: &AllowResponse) -> Result<Decision, &'stat
         Status::RejectedTooManyBuckets => refused(Reason::TooManyBuckets),
         Status::RejectedTooManyTokensRequested => refused(Reason::TooManyTokens),
         Status::RejectedServerError => refused(Reason::Unavailable),
-        Status::RejectedInvalidRequest => {
-            Err("a name is malformed, or the number of tokens or the wait is out of range")
-        }
+        Status::RejectedInvalidRequest => Err(Error::Invalid(
+            "a name is malformed, or the number of tokens or the wait is out of range".to_owned(),
+        )),
     }
 }
 
 fn duration(millis: i64) -> Duration {
     Duration::from_millis(millis.try_into().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_known_is_granted() {
+        let response = |status| AllowResponse { status, ..AllowResponse::default() };
+        assert!(from_response(&response(0)).is_ok_and(|decision| decision.is_granted()));
+        for status in [1, 2, 3, 4, 6] {
+            assert!(from_response(&response(status)).is_ok_and(|decision| !decision.is_granted()));
+        }
+        assert!(matches!(from_response(&response(5)), Err(Error::Invalid(_))));
+        for status in [7, -1, i32::MAX] {
+            let error = from_response(&response(status)).unwrap_err();
+            assert!(matches!(error, Error::NoDecision(NoAnswer::Failed(_))), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_debt_of_a_refusal() {
+        let debt = |tokens_available, fill_rate| {
+            let status = Status::RejectedTimeout.into();
+            let response =
+                AllowResponse { status, tokens_available, fill_rate, ..AllowResponse::default() };
+            match from_response(&response) {
+                Ok(Decision::Refused(refusal)) => refusal.debt,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(debt(-5.0, 2.0), Duration::from_millis(2500));
+        for (tokens, rate) in [(5.0, 2.0), (0.0, 0.0), (-1.0, 0.0), (-1.0, -1.0), (f64::NAN, 1.0)] {
+            assert_eq!(debt(tokens, rate), Duration::ZERO, "{tokens} {rate}");
+        }
+    }
 }

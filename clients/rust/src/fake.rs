@@ -104,7 +104,12 @@ impl Fake {
                 let wait = millis_up(wait);
                 match max_wait.is_none_or(|max| wait <= max) {
                     true => granted(wait),
-                    false => refused(Status::RejectedTimeout, None),
+                    false => {
+                        let early = max_wait.unwrap_or(0).max(0);
+                        let retry_after = u64::try_from(wait - early).unwrap_or(0);
+                        let retry_after = Some(Duration::from_millis(retry_after));
+                        refused(Status::RejectedTimeout, retry_after)
+                    }
                 }
             }
             FakeAnswer::Refuse(retry_after) => refused(Status::RejectedTimeout, retry_after),

@@ -12,6 +12,7 @@ use crate::decision::{DecidedBy, Decision, Grant, Reason, Refusal};
 /// answers with an error, the nodes can't reach the shared state and their policy is to refuse, or
 /// the limits have no bucket of the name.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Fallback {
     /// Grants everything.
     Allow,
@@ -33,7 +34,8 @@ impl Fallback {
 
     pub(crate) fn decide(&self, tokens: u64, now: Instant) -> Decision {
         let refused = |reason, retry_after| {
-            Decision::Refused(Refusal { reason, retry_after, decided_by: DecidedBy::Fallback })
+            let (decided_by, debt) = (DecidedBy::Fallback, Duration::ZERO);
+            Decision::Refused(Refusal { reason, retry_after, decided_by, debt })
         };
         match self {
             Self::Deny => return refused(Reason::Unavailable, None),
@@ -84,8 +86,10 @@ impl LocalRate {
         }
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         let full = *burst as f64;
+        // Others may have come first with a later time.
+        let now = state.map_or(now, |(_, at)| now.max(at));
         let there = state.map_or(full, |(tokens, at)| {
-            (tokens + now.saturating_duration_since(at).as_secs_f64() * per_second).min(full)
+            (tokens + now.duration_since(at).as_secs_f64() * per_second).min(full)
         });
         let left = there - tokens as f64;
         if left < 0.0 {
@@ -137,8 +141,12 @@ mod tests {
         assert_eq!(rate.take(1, at(100)), Ok(()));
         assert_eq!(rate.take(3, at(60_000)), Ok(()), "full");
         assert_eq!(rate.take(1, at(60_000)), Err(Some(Duration::from_millis(100))));
-        // A clock that goes back takes nothing and gives nothing.
+        // An earlier time than that of another caller gives nothing.
         assert_eq!(rate.take(1, at(0)), Err(Some(Duration::from_millis(100))));
+        assert_eq!(rate.take(1, at(60_100)), Ok(()));
+        assert_eq!(rate.take(1, at(60_200)), Ok(()));
+        assert_eq!(rate.take(0, at(60_100)), Ok(()));
+        assert_eq!(rate.take(1, at(60_200)), Err(Some(Duration::from_millis(100))));
         assert_eq!(rate.take(4, at(120_000)), Err(None), "more than it ever holds");
         let never = LocalRate::new(0.0, 1);
         assert_eq!(never.take(1, at(0)), Ok(()));

@@ -22,12 +22,13 @@
 //!
 //! # When nodes fail
 //!
-//! A call that a node does not answer is made to another one, as long as the deadline lasts. After three
-//! failures in a row a node is not called any more, until it answers a health check: first after
-//! 0.1 s, then after ever longer pauses of up to 10 s. Then it gets one call at a time until it
-//! answers one. A node that says that it is overloaded is left alone for as long as it says. When there
-//! is no answer within the deadline, or no node to call, the fallback decides, without a wait in
-//! the latter case. Requests that a node has decided but not answered cost their tokens.
+//! A call that fails at one node is made to another one, as long as the deadline lasts. A node that
+//! can't be reached, or has failed three times in a row, is not called any more until it answers a
+//! health check: first after 0.1 s, then after ever longer pauses of up to 10 s. Then it gets one call
+//! at a time until it answers one. A node that says that it is overloaded is left alone for as long as
+//! it says, for 10 s at most. When there is no answer within the deadline, or no node to call, the
+//! fallback decides, without a wait in the latter case. A node that hangs takes up the deadline of the
+//! first calls, and counts as failing if they had 50 ms or more. Requests that a node has decided but not answered cost their tokens.
 //!
 //! # Metrics
 //!
@@ -35,14 +36,15 @@
 //!
 //! | metric | labels | meaning |
 //! |---|---|---|
-//! | `tollgate_client_requests_total` | `namespace`, `outcome`, `decided_by` | requests. `outcome`: `granted`, `refused`, `invalid`, `no_decision`; `decided_by`: `node`, `degraded_node`, `remembered`, `fallback`, `nobody` |
+//! | `tollgate_client_requests_total` | `namespace`, `outcome`, `decided_by` | requests. `outcome`: `granted`, `refused`, `invalid`, `no_decision`. `namespace` is empty if the request is invalid or the limits have no such bucket. `decided_by`: `node`, `degraded_node`, `remembered`, `fallback`, `nobody` |
 //! | `tollgate_client_request_seconds` | | how long it took until a node had decided, or none would; a histogram |
 //! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`] took, a histogram |
 //! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `error` |
-//! | `tollgate_client_node_called` | `node` | 1 while the node is called, 0 while its circuit is open |
+//! | `tollgate_client_nodes`, `tollgate_client_nodes_called` | | the nodes that are known, and those that are called; the circuits of the others are open, or they do not answer yet |
 
 mod builder;
 mod client;
+#[doc(hidden)]
 pub mod connection;
 mod decision;
 mod fake;

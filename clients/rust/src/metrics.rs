@@ -2,12 +2,19 @@
 //! `metrics`, and nowhere without one.
 #![expect(clippy::disallowed_macros, reason = "the metrics of the library are all here")]
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use crate::decision::{DecidedBy, Decision, Error, NoAnswer};
+use crate::decision::{DecidedBy, Decision, Error, NoAnswer, Reason};
 
 /// A request of the application was answered.
 pub(crate) fn answered(namespace: &str, answer: &Result<Decision, Error>) {
+    // Names that the limits do not know may come from users, in any number.
+    let namespace = match answer {
+        Err(Error::Invalid(_)) => "",
+        Ok(Decision::Refused(refusal)) if refusal.reason == Reason::NoBucket => "",
+        _ => namespace,
+    };
     let (outcome, decided_by) = match answer {
         Ok(decision) => {
             let outcome = if decision.is_granted() { "granted" } else { "refused" };
@@ -40,7 +47,7 @@ pub(crate) fn call_failed(why: &NoAnswer) {
         NoAnswer::Timeout => "timeout",
         NoAnswer::Unreachable => "unreachable",
         NoAnswer::Overloaded => "overloaded",
-        NoAnswer::Failed { .. } => "error",
+        NoAnswer::Failed(_) => "error",
     };
     metrics::counter!("tollgate_client_failed_calls_total", "reason" => reason).increment(1);
 }
@@ -50,11 +57,12 @@ pub(crate) fn waited(time: Duration) {
     metrics::histogram!("tollgate_client_wait_seconds").record(time);
 }
 
-/// Whether a node is called, or its circuit is open.
-pub(crate) fn node_is_called(node: &str, called: bool) {
-    metrics::gauge!("tollgate_client_node_called", "node" => node.to_owned()).set(if called {
-        1.0
-    } else {
-        0.0
-    });
+/// Nodes of all clients of this process, and those of them that are called.
+static NODES: [AtomicI64; 2] = [AtomicI64::new(0), AtomicI64::new(0)];
+
+/// Counts more or fewer nodes, and more or fewer that are called.
+pub(crate) fn nodes(more: i64, more_called: i64) {
+    let add = |at: usize, more| NODES[at].fetch_add(more, Ordering::Relaxed) + more;
+    metrics::gauge!("tollgate_client_nodes").set(add(0, more) as f64);
+    metrics::gauge!("tollgate_client_nodes_called").set(add(1, more_called) as f64);
 }

@@ -6,17 +6,16 @@ mod node;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures_util::future::join_all;
 use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_proto::quotaservice::AllowResponse;
 
 use self::circuit::State;
@@ -35,10 +34,10 @@ const RESOLVE_INTERVAL_IN_NEED: Duration = Duration::from_secs(2);
 /// How long the resolver may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The nodes, and the task that keeps them. Stops when dropped.
+/// The nodes, and the tasks that keep them. They end when this is dropped.
 pub(crate) struct Nodes {
     pool: Arc<Pool>,
-    keeper: JoinHandle<()>,
+    keepers: Vec<JoinHandle<()>>,
 }
 
 impl Nodes {
@@ -48,11 +47,12 @@ impl Nodes {
         let pool = Arc::new(Pool {
             nodes: ArcSwap::default(),
             next: AtomicUsize::new(rand::random_range(0..1024)),
-            resolved: AtomicBool::new(false),
+            by_target: Mutex::new(vec![None; targets.len()]),
             changed,
         });
-        let keeper = runtime.spawn(keep(targets, Arc::clone(&pool)));
-        Self { pool, keeper }
+        let keep = |(place, target)| runtime.spawn(keep(target, place, Arc::clone(&pool)));
+        let keepers = targets.into_iter().enumerate().map(keep).collect();
+        Self { pool, keepers }
     }
 
     /// Asks one node after the other until one answers, until `deadline`.
@@ -85,7 +85,9 @@ impl Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        self.keeper.abort();
+        for keeper in &self.keepers {
+            keeper.abort();
+        }
     }
 }
 
@@ -93,13 +95,38 @@ struct Pool {
     nodes: ArcSwap<Vec<Arc<Node>>>,
     /// Where the search for a node begins.
     next: AtomicUsize,
-    /// Whether the names were resolved once, or could not be.
-    resolved: AtomicBool,
+    /// The nodes of each target; `None` before its name was resolved, or could not be.
+    by_target: Mutex<Vec<Option<Vec<Arc<Node>>>>>,
     /// Told when a node may have become one that is called.
     changed: watch::Sender<()>,
 }
 
 impl Pool {
+    /// Takes the nodes of one target.
+    fn publish<'n>(&self, place: usize, nodes: impl Iterator<Item = &'n Arc<Node>>) {
+        let mut nodes: Vec<_> = nodes.map(Arc::clone).collect();
+        nodes.sort_by_key(Arc::as_ptr);
+        let mut by_target = self.by_target();
+        let is_same = by_target[place].as_ref().is_some_and(|known| {
+            known.len() == nodes.len() && known.iter().zip(&nodes).all(|(a, b)| Arc::ptr_eq(a, b))
+        });
+        if !is_same {
+            by_target[place] = Some(nodes);
+            let all = by_target.iter().flatten().flatten();
+            self.nodes.store(Arc::new(all.map(Arc::clone).collect()));
+            self.changed.send_replace(());
+        }
+    }
+
+    /// Whether all names were resolved once, or could not be.
+    fn is_resolved(&self) -> bool {
+        self.by_target().iter().all(Option::is_some)
+    }
+
+    fn by_target(&self) -> MutexGuard<'_, Vec<Option<Vec<Arc<Node>>>>> {
+        self.by_target.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The permission to call a node; one that was not `tried`, if possible. While the first
     /// connections are made, waits for them until `deadline`.
     async fn attempt(&self, tried: &[Arc<Node>], deadline: Instant) -> Result<Attempt, NoAnswer> {
@@ -115,7 +142,7 @@ impl Pool {
                 return Ok(attempt);
             }
             let connects = in_turn.clone().any(|node| node.state() == State::Connecting);
-            if !connects && self.resolved.load(Ordering::Acquire) {
+            if !connects && self.is_resolved() {
                 return Err(match in_turn.clone().any(|node| node.is_quiet(now)) {
                     true => NoAnswer::Overloaded,
                     false => NoAnswer::Unreachable,
@@ -134,30 +161,39 @@ impl Pool {
     }
 }
 
-/// A node at an address of one of the targets, by the target's index.
-type Place = (usize, SocketAddr);
-
-/// Resolves the names, and keeps a node for each address, for ever.
-async fn keep(targets: Vec<Target>, pool: Arc<Pool>) {
-    let mut kept: HashMap<Place, Kept> = HashMap::new();
+/// Keeps the nodes of one target, for ever: resolves its name again and again.
+async fn keep(target: Target, place: usize, pool: Arc<Pool>) {
+    let mut kept: HashMap<SocketAddr, Kept> = HashMap::new();
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    let mut resolved: Option<Instant> = None;
+    // Not all clients resolve at the same time.
+    let early = rand::random_range(0.75..1.0);
+    let mut changes = pool.changed.subscribe();
     loop {
-        let resolved = join_all(targets.iter().map(resolve)).await;
-        for (index, (target, addresses)) in targets.iter().zip(resolved).enumerate() {
-            // While a name can't be resolved, its last addresses stay.
-            let Some(addresses) = addresses else { continue };
-            kept.retain(|(of, address), _| *of != index || addresses.contains(address));
-            for address in addresses {
-                kept.entry((index, address)).or_insert_with(|| {
-                    Kept::start(Node::new(target.at(address), pool.changed.clone()))
+        let is_called = kept.values().any(|kept| kept.node.is_called());
+        let interval = if is_called { RESOLVE_INTERVAL } else { RESOLVE_INTERVAL_IN_NEED };
+        let interval = interval.mul_f64(early);
+        if resolved.is_none_or(|at| at.elapsed() >= interval) {
+            // While the name can't be resolved, its last addresses stay.
+            if let Some(found) = resolve(&target).await {
+                addresses = found;
+            }
+            for address in &addresses {
+                kept.entry(*address).or_insert_with(|| {
+                    Kept::start(Node::new(target.at(*address), pool.changed.clone()))
                 });
             }
+            resolved = Some(Instant::now());
         }
-        pool.nodes.store(Arc::new(kept.values().map(|kept| Arc::clone(&kept.node)).collect()));
-        pool.resolved.store(true, Ordering::Release);
-        pool.changed.send_replace(());
-        let is_called = kept.values().any(|kept| kept.node.state() != State::Down);
-        let interval = if is_called { RESOLVE_INTERVAL } else { RESOLVE_INTERVAL_IN_NEED };
-        sleep(interval.mul_f64(rand::random_range(0.75..1.0))).await;
+        // Nodes that the name has no more are called until one that it has can be.
+        let has_new = addresses.iter().any(|address| kept[address].node.is_called());
+        kept.retain(|address, kept| {
+            addresses.contains(address) || (!has_new && kept.node.is_called())
+        });
+        pool.publish(place, kept.values().map(|kept| &kept.node));
+        let next = resolved.map_or(interval, |at| interval.saturating_sub(at.elapsed()));
+        // The sender is in the pool.
+        let _ = timeout(next, changes.changed()).await;
     }
 }
 

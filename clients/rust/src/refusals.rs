@@ -24,7 +24,7 @@ const MOST: usize = 10_000;
 pub(crate) struct Refusals {
     hasher: RandomState,
     table: Mutex<HashTable<Remembered>>,
-    /// Entries of the table, to see without the lock that there are none.
+    /// Entries of the table: without any, as in most processes, the lock is not needed.
     count: AtomicUsize,
 }
 
@@ -75,11 +75,16 @@ impl Refusals {
             reason: found.reason,
             retry_after: Some(found.retry_at.saturating_duration_since(now)),
             decided_by: DecidedBy::Remembered,
+            debt: Duration::ZERO,
         })
     }
 
-    /// Remembers a refusal if it says when to ask again.
+    /// Remembers a refusal if it says when to ask again. Not that of a degraded node: another one
+    /// may have tokens.
     pub(crate) fn add(&self, request: &Request, refusal: &Refusal, now: Instant) {
+        if refusal.decided_by != DecidedBy::Node {
+            return;
+        }
         let Some(retry_after) = refusal.retry_after else { return };
         let Some(retry_at) = now.checked_add(retry_after) else { return };
         let new = Remembered {
@@ -97,8 +102,8 @@ impl Refusals {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if table.len() >= MOST {
             table.retain(|entry| now < entry.forget_at);
-            // They were all refused within the last second. The nodes remember, too.
-            if table.len() >= MOST {
+            // Not to look through so many with each refusal. The nodes remember, too.
+            if table.len() > MOST / 2 {
                 table.clear();
             }
         }
@@ -121,7 +126,7 @@ mod tests {
 
     fn refusal(reason: Reason, retry_ms: u64) -> Refusal {
         let retry_after = Some(Duration::from_millis(retry_ms));
-        Refusal { reason, retry_after, decided_by: DecidedBy::Node }
+        Refusal { reason, retry_after, decided_by: DecidedBy::Node, debt: Duration::ZERO }
     }
 
     #[test]
@@ -154,6 +159,10 @@ mod tests {
         refusals.add(&asked, &refusal(Reason::Banned, 5000), at(2000));
         assert!(found(asked.max_wait(Duration::from_secs(60)).tokens(1), 2000));
         assert!(found(asked, 2999) && !found(asked, 3000), "for a second at most");
+        let degraded =
+            Refusal { decided_by: DecidedBy::DegradedNode, ..refusal(Reason::Limit, 500) };
+        refusals.add(&Request::new("degraded", "b"), &degraded, at(3000));
+        assert!(!found(Request::new("degraded", "b"), 3000));
         let never = Refusal { retry_after: None, ..refusal(Reason::Limit, 0) };
         refusals.add(&Request::new("never", "b"), &never, at(3000));
         assert!(!found(Request::new("never", "b"), 3000));
@@ -168,11 +177,11 @@ mod tests {
             refusals.add(&Request::new("a", &name), &refusal, start + Duration::from_millis(ms));
         };
         for name in 0..MOST {
-            add(name, if name < 100 { 0 } else { 500 });
+            add(name, if name < MOST - 100 { 0 } else { 500 });
         }
         assert_eq!(refusals.count.load(Ordering::Relaxed), MOST);
         add(MOST, 1000);
-        assert_eq!(refusals.count.load(Ordering::Relaxed), MOST - 100 + 1, "expired ones go first");
+        assert_eq!(refusals.count.load(Ordering::Relaxed), 100 + 1, "expired ones go first");
         for name in 0..2 * MOST {
             add(name, 1000);
         }

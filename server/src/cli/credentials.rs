@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Once;
 
-use tollgate_client::connection::ClientFiles;
-use tollgate_client::connection::{Address, Credentials, Target};
+use tollgate_client::connection::{Address, ClientFiles, Credentials, Target};
 
 /// TLS and token flags of every command that talks to a node.
 #[derive(Clone, Default, clap::Args)]

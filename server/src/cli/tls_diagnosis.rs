@@ -13,8 +13,7 @@ use rustls::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use tollgate_client::connection::Dialer;
-use tollgate_client::connection::{Address, Target};
+use tollgate_client::connection::{Address, Dialer, Target};
 
 /// Time limit of each probe step; the probe delays an error message.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);

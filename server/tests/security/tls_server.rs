@@ -15,8 +15,7 @@ use testkit::command::{CommandOutput, run, tollgate};
 use testkit::grpc::request;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually, now_s};
-use tollgate_client::connection::Dialer;
-use tollgate_client::connection::{AuthChannel, Target, answer_within};
+use tollgate_client::connection::{AuthChannel, Dialer, Target, answer_within};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::Code;
 

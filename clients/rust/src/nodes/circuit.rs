@@ -16,6 +16,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// How often a node that is not called is checked while it is well.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
+/// How long the one call of a trial may take before another one is tried.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Whether one node is called.
 #[derive(Debug)]
 pub(super) struct Circuit {
@@ -48,6 +51,8 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pass {
     generation: u64,
+    /// The failures in a row that were known when the call began.
+    failures: u32,
 }
 
 /// The result of a call.
@@ -96,7 +101,7 @@ impl Circuit {
             State::Trial { busy } if !*busy => *busy = true,
             State::Trial { .. } | State::Connecting | State::Down => return None,
         }
-        Some(Pass { generation: self.generation })
+        Some(Pass { generation: self.generation, failures: self.failures })
     }
 
     /// Takes the result of a call. Returns whether it has opened the circuit.
@@ -114,7 +119,8 @@ impl Circuit {
                 false
             }
             Report::Overloaded(pause) => {
-                self.quiet_until = now.checked_add(pause.min(LONGEST_PAUSE));
+                let until = now.checked_add(pause.min(LONGEST_PAUSE));
+                self.quiet_until = self.quiet_until.max(until);
                 self.end_trial();
                 false
             }
@@ -123,7 +129,8 @@ impl Circuit {
                 false
             }
             Report::Failed | Report::Unreachable => {
-                self.failures += 1;
+                // Those that were under way together fail together: that is one failure.
+                self.failures = self.failures.max(pass.failures + 1);
                 let opens =
                     is_trial || report == Report::Unreachable || self.failures >= MOST_FAILURES;
                 if opens {
@@ -145,12 +152,13 @@ impl Circuit {
     pub(super) fn checked(&mut self, is_well: bool) {
         match (self.state, is_well) {
             (State::Connecting, true) => self.enter(State::Up),
-            (State::Down, true) => self.enter(State::Trial { busy: false }),
+            // The call of the last trial may take as long as it likes, without a verdict.
+            (State::Down | State::Trial { .. }, true) => self.enter(State::Trial { busy: false }),
             (_, false) => {
                 self.trips += 1;
                 self.enter(State::Down);
             }
-            (State::Up | State::Trial { .. }, true) => {}
+            (State::Up, true) => {}
         }
         self.answered = false;
     }
@@ -170,7 +178,8 @@ impl Circuit {
     pub(super) fn pause(&self, jitter: f64) -> Duration {
         let pause = match self.state {
             State::Connecting => return Duration::ZERO,
-            State::Up | State::Trial { .. } => CHECK_INTERVAL,
+            State::Up => CHECK_INTERVAL,
+            State::Trial { .. } => TRIAL_INTERVAL,
             State::Down => {
                 let doublings = self.trips.saturating_sub(1).min(16);
                 (FIRST_PAUSE * 2_u32.pow(doublings)).min(LONGEST_PAUSE)
@@ -198,12 +207,21 @@ mod tests {
         circuit.checked(true);
         let pass = circuit.pass(now).unwrap();
         for _ in 0..10 {
-            assert!(!circuit.report(pass, Report::Failed, now));
-            assert!(!circuit.report(pass, Report::Failed, now));
+            for _ in 0..2 {
+                let pass = circuit.pass(now).unwrap();
+                assert!(!circuit.report(pass, Report::Failed, now));
+            }
             circuit.report(pass, Report::Answered, now);
         }
-        let opened = [Report::Failed; 3].map(|report| circuit.report(pass, report, now));
-        assert_eq!(opened, [false, false, true]);
+        // Calls that fail together are one failure.
+        for _ in 0..10 {
+            assert!(!circuit.report(pass, Report::Failed, now));
+        }
+        let opened = [(); 2].map(|()| {
+            let pass = circuit.pass(now).unwrap();
+            circuit.report(pass, Report::Failed, now)
+        });
+        assert_eq!(opened, [false, true]);
         assert_eq!((circuit.state(), circuit.pass(now)), (State::Down, None));
         // Calls of before say nothing any more.
         assert!(!circuit.report(pass, Report::Answered, now));
@@ -214,7 +232,11 @@ mod tests {
         circuit.report(pass, Report::Failed, now);
         assert_eq!(circuit.state(), State::Trial { busy: true });
         circuit.report(trial, Report::Cancelled, now);
+        let slow = circuit.pass(now).unwrap();
+        // It takes too long. Another one may be tried after the next check.
+        circuit.checked(true);
         let trial = circuit.pass(now).unwrap();
+        assert!(!circuit.report(slow, Report::Failed, now));
         assert!(circuit.report(trial, Report::Failed, now), "the first failure of a trial");
         circuit.checked(true);
         let trial = circuit.pass(now).unwrap();

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,13 +28,19 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit of a check, including the connection.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The time within which a node should answer: a call that has less says nothing about the node if it
+/// gets no answer.
+const FAIR_TIME: Duration = Duration::from_millis(50);
+
 /// How long an overloaded node is left alone that does not say how long.
 const OVERLOAD_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct Node {
     target: Target,
-    /// The target, for log messages and metrics.
+    /// The target, for log messages.
     name: String,
+    /// Whether it is counted as called.
+    counted: AtomicBool,
     channel: ArcSwap<AuthChannel>,
     circuit: Mutex<Circuit>,
     /// The circuit was opened.
@@ -54,7 +61,9 @@ pub(super) enum Failure {
 
 impl Node {
     pub(super) fn new(target: Target, changed: watch::Sender<()>) -> Self {
+        metrics::nodes(1, 0);
         Self {
+            counted: AtomicBool::new(false),
             name: target.to_string(),
             channel: ArcSwap::from_pointee(target.channel(CONNECT_TIMEOUT)),
             target,
@@ -66,6 +75,20 @@ impl Node {
 
     pub(super) fn state(&self) -> State {
         self.circuit().state()
+    }
+
+    /// Whether calls go to it.
+    pub(super) fn is_called(&self) -> bool {
+        matches!(self.state(), State::Up | State::Trial { .. })
+    }
+
+    /// Counts whether the node is called, and tells who waits for that.
+    fn state_has_changed(&self) {
+        let called = self.is_called();
+        if self.counted.swap(called, Ordering::Relaxed) != called {
+            metrics::nodes(0, if called { 1 } else { -1 });
+        }
+        self.changed.send_replace(());
     }
 
     pub(super) fn is_quiet(&self, now: Instant) -> bool {
@@ -83,7 +106,7 @@ impl Node {
     /// The permission to call the node now.
     pub(super) fn attempt(self: &Arc<Self>, now: Instant) -> Option<Attempt> {
         let pass = self.circuit().pass(now)?;
-        Some(Attempt { node: Arc::clone(self), pass, report: Report::Cancelled })
+        Some(Attempt { node: Arc::clone(self), pass, start: now, report: Report::Cancelled })
     }
 
     /// Checks the node, for ever: see [`Circuit::pause`].
@@ -109,8 +132,7 @@ impl Node {
                 }
                 _ => {}
             }
-            metrics::node_is_called(&self.name, self.state() != State::Down);
-            self.changed.send_replace(());
+            self.state_has_changed();
         }
     }
 
@@ -146,10 +168,17 @@ impl Node {
     }
 }
 
+impl Drop for Node {
+    fn drop(&mut self) {
+        metrics::nodes(-1, -i64::from(*self.counted.get_mut()));
+    }
+}
+
 /// The permission for one call to a node. Dropped without a result, it counts as cancelled.
 pub(super) struct Attempt {
     node: Arc<Node>,
     pass: Pass,
+    start: Instant,
     report: Report,
 }
 
@@ -171,7 +200,11 @@ impl Attempt {
                 let (report, failure) = failure(status);
                 (report, Err(failure))
             }
-            Err(_) => (Report::Failed, Err(Failure::Final(NoAnswer::Timeout))),
+            Err(_) => {
+                let had_time = self.start.elapsed() >= FAIR_TIME;
+                let report = if had_time { Report::Failed } else { Report::Cancelled };
+                (report, Err(Failure::Final(NoAnswer::Timeout)))
+            }
         };
         self.report = report;
         result
@@ -180,25 +213,22 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let Self { node, pass, report } = self;
+        let Self { node, pass, report, .. } = self;
         if node.circuit().report(*pass, *report, Instant::now()) {
             node.log_opened("calls have failed");
-            metrics::node_is_called(&node.name, false);
+            node.state_has_changed();
             node.opened.notify_one();
         }
     }
 }
 
 fn failure(status: Status) -> (Report, Failure) {
-    let failed = |status: &Status| NoAnswer::Failed {
-        code: status.code(),
-        message: status.message().to_owned(),
-    };
+    let text = || format!("{:?}: {}", status.code(), status.message());
     match status.code() {
         Code::InvalidArgument => (Report::Answered, Failure::Invalid(status.message().to_owned())),
         // About the caller, not about the node.
         Code::Unauthenticated | Code::PermissionDenied => {
-            (Report::Answered, Failure::Final(failed(&status)))
+            (Report::Answered, Failure::Final(NoAnswer::Failed(text())))
         }
         Code::ResourceExhausted => {
             let pause = status.get_details_retry_info().and_then(|info| info.retry_delay);
@@ -208,12 +238,9 @@ fn failure(status: Status) -> (Report, Failure) {
         _ if is_connect_error(&status) => {
             (Report::Unreachable, Failure::Retry(NoAnswer::Unreachable))
         }
-        // A connection that broke, or a node that stops. The request may have been decided; the
-        // tokens are lost then.
-        Code::Unavailable | Code::Unknown | Code::Cancelled => {
-            (Report::Failed, Failure::Retry(failed(&status)))
-        }
-        _ => (Report::Failed, Failure::Final(failed(&status))),
+        // A connection that broke, a node that stops, or no node at all. If the request was decided, its
+        // tokens are lost.
+        _ => (Report::Failed, Failure::Retry(NoAnswer::Failed(text()))),
     }
 }
 

@@ -47,5 +47,7 @@ async fn a_call_costs_little_more_than_the_stub() {
     }
     let [of_stub, of_client] = [of_stub, of_client].map(|cpu| cpu / f64::from(CALLS));
     println!("CPU of a call: stub {of_stub:.2} µs, library {of_client:.2} µs");
-    assert!(of_client < of_stub * 1.5, "stub {of_stub:.2} µs, library {of_client:.2} µs");
+    // Of an optimised build, 3 µs are the goal.
+    let most = if cfg!(debug_assertions) { 15.0 } else { 3.0 };
+    assert!(of_client - of_stub <= most, "stub {of_stub:.2} µs, library {of_client:.2} µs");
 }

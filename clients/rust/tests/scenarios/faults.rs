@@ -50,13 +50,13 @@ async fn a_node_that_hangs_is_not_called_until_it_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_client_finds_that_its_node_hangs() {
     let (_limits, _node, proxy) = proxied();
-    assert!(!metrics().contains(&proxy.address().to_string()));
+    metrics();
     let client = builder(&[proxy.address()]).build().unwrap();
     client.allow(REQUEST).await.unwrap();
     proxy.set(Fault::NoReplies);
     // No call fails, but the check.
-    let open = format!("tollgate_client_node_called{{node=\"{}\"}} 0", proxy.address());
-    eventually("the circuit is open", Duration::from_secs(20), || metrics().contains(&open));
+    let open = "tollgate_client_nodes_called 0";
+    eventually("the circuit is open", Duration::from_secs(20), || metrics().contains(open));
     let start = Instant::now();
     let error = client.allow(REQUEST).await.unwrap_err();
     assert!(matches!(error, Error::NoDecision(NoAnswer::Unreachable)), "{error}");
@@ -78,9 +78,12 @@ async fn a_slow_node_delays_no_call_beyond_its_deadline() {
         let start = Instant::now();
         let decision = client.allow(REQUEST.deadline(deadline)).await.unwrap();
         assert_eq!(decision.decided_by(), DecidedBy::Fallback);
+        // Not because its circuit is open: with so little time, no answer says nothing.
+        assert!(start.elapsed() >= deadline, "{:?}", start.elapsed());
         late += u32::from(start.elapsed() > deadline + Duration::from_millis(20));
     }
     assert!(late <= 5, "{late} of 100 calls took 20 ms longer than they said");
+    assert_eq!(client.allow(REQUEST).await.unwrap().decided_by(), DecidedBy::Node);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,21 +173,22 @@ async fn an_overloaded_node_is_left_alone() {
     signal(redis.pid(), "STOP");
     let shed = || Scrape::of(node.http).sum("tollgate_shed_requests_total", &[]);
     // One has the only slot until the store answers, and the other one is refused.
-    let start = Instant::now();
     let mut calls = JoinSet::new();
     for _ in 0..2 {
         let client = client.clone();
         calls.spawn(async move { client.allow(REQUEST).await.unwrap().decided_by() });
     }
     assert_eq!(calls.join_next().await.unwrap().unwrap(), DecidedBy::Fallback);
-    let (before, mut asked) = (shed(), 0);
-    // It says to wait for 100 ms at least.
-    while start.elapsed() < Duration::from_millis(90) {
+    let (start, before, mut asked) = (Instant::now(), shed(), 0);
+    while start.elapsed() < Duration::from_millis(300) {
         let decision = client.allow(REQUEST).await.unwrap();
         assert_eq!(decision.decided_by(), DecidedBy::Fallback);
         asked += 1;
     }
-    assert_eq!(shed(), before, "{asked} calls without a request");
+    // Each time it says to wait for 100 ms at least.
+    let most = start.elapsed().as_millis() / 100 + 1;
+    assert!(shed() - before <= most as f64, "{} of {asked} reach the node", shed() - before);
+    assert!(asked > 2 * most, "{asked} calls");
     signal(redis.pid(), "CONT");
     assert_eq!(calls.join_next().await.unwrap().unwrap(), DecidedBy::Node);
     ask_until_decided_by(&client, REQUEST, DecidedBy::Node).await;
@@ -201,12 +205,12 @@ async fn metrics_of_calls() {
     client.allow(Request::new("metered", "")).await.unwrap_err();
     proxy.set(Fault::NoReplies);
     client.allow(request.deadline(Duration::from_millis(20))).await.unwrap();
-    proxy.set(Fault::Refused);
+    proxy.set(Fault::CutReplies);
     ask_until_decided_by(&client, request, DecidedBy::Fallback).await;
     let shown = metrics();
     for line in [
         r#"tollgate_client_requests_total{namespace="metered",outcome="granted",decided_by="node"} 2"#,
-        r#"tollgate_client_requests_total{namespace="metered",outcome="invalid",decided_by="node"} 1"#,
+        r#"tollgate_client_requests_total{namespace="",outcome="invalid",decided_by="node"} 1"#,
         r#"tollgate_client_requests_total{namespace="metered",outcome="refused",decided_by="fallback"} "#,
         r#"tollgate_client_failed_calls_total{reason="timeout"} "#,
         r#"tollgate_client_failed_calls_total{reason="error"} "#,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use testkit::cluster::reserve_machine;
 use testkit::metrics::Scrape;
-use testkit::{DEAD_PORT, LimitsFile, Node, Redis, free_port};
+use testkit::{DEAD_PORT, LimitsFile, Node, PollLimit, Redis, TEST_TIMEOUT, free_port};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tollgate_client::{Client, DecidedBy, Error, Fallback, NoAnswer, Request};
@@ -79,8 +79,9 @@ async fn a_node_that_is_killed_under_load_fails_no_call() {
     }
     let survivors = |nodes: &[Node]| nodes[1..].iter().map(decisions).sum::<f64>();
     let wait_for_calls = async |nodes: &[Node]| {
-        let before = survivors(nodes);
+        let (before, mut limit) = (survivors(nodes), PollLimit::new(TEST_TIMEOUT));
         while survivors(nodes) < before + 2000.0 {
+            limit.check("calls are answered");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -117,13 +118,30 @@ async fn a_node_that_drains_fails_no_call() {
     while nodes.iter().any(|node| decisions(node) == 0.0) {
         client.allow(Request::new("a", "b")).await.unwrap();
     }
-    nodes[0].signal("TERM");
-    let mut calls = 0;
-    while nodes[0].try_wait().is_none() || calls < 1000 {
-        let decision = client.allow(Request::new("a", "b")).await.unwrap();
-        assert_eq!(decision.decided_by(), DecidedBy::Node);
-        calls += 1;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut callers = JoinSet::new();
+    for _ in 0..20 {
+        let (client, stopped) = (client.clone(), stopped.clone());
+        callers.spawn(async move {
+            while !*stopped.borrow() {
+                let decision = client.allow(Request::new("a", "b")).await.unwrap();
+                assert_eq!(decision.decided_by(), DecidedBy::Node);
+            }
+        });
     }
+    nodes[0].signal("TERM");
+    let mut limit = PollLimit::new(TEST_TIMEOUT);
+    while nodes[0].try_wait().is_none() {
+        limit.check("the node has drained");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let before = decisions(&nodes[1]);
+    while decisions(&nodes[1]) < before + 1000.0 {
+        limit.check("calls are answered");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stop.send_replace(true);
+    callers.join_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

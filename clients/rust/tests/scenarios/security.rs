@@ -43,6 +43,7 @@ async fn tls_with_a_certificate_of_the_client() {
         let client = builder.build().unwrap();
         assert_eq!(client.allow(REQUEST).await.unwrap().decided_by(), DecidedBy::Fallback);
     }
+    assert_eq!(client.allow(REQUEST).await.unwrap().decided_by(), DecidedBy::Node);
 }
 
 /// A new token and its hash.
