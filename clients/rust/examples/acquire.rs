@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             Err(AcquireError::Refused(refusal)) => {
                 println!("{:6.2?}  no read {read}: {}", start.elapsed(), refusal.reason);
             }
-            Err(AcquireError::Failed(error)) => return Err(error.into()),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())

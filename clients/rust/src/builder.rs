@@ -3,15 +3,18 @@
 use std::env;
 use std::fmt::{self, Debug};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::client::{Backend, Callbacks, Client, Inner};
+use crate::backend::Backend;
+use crate::client::{Callbacks, Client, Inner};
 use crate::connection::{Address, ClientFiles, Credentials, Target};
 use crate::decision::{Grant, Refusal};
 use crate::fake::Fake;
 use crate::fallback::{Fallback, Fallbacks};
+use crate::leases::Leases;
 use crate::nodes::Nodes;
 use crate::refusals::Refusals;
 use crate::request::Request;
@@ -28,6 +31,7 @@ pub struct Builder {
     server_name: Option<String>,
     own_files: Option<(PathBuf, PathBuf)>,
     token_file: Option<PathBuf>,
+    client_id: Option<String>,
     deadline: Duration,
     fallbacks: Fallbacks,
     callbacks: Callbacks,
@@ -63,9 +67,10 @@ pub enum BuildError {
 }
 
 impl Client {
-    /// The settings of a client of the nodes at these addresses, each `HOST:PORT`, `http://HOST:PORT` or
-    /// `https://HOST:PORT`. A name may have several addresses, each of which is a node; it is
-    /// resolved again every 30 seconds. Calls are spread over all nodes that are well.
+    /// The settings of a client of the nodes at these addresses, each `HOST:PORT`,
+    /// `http://HOST:PORT` or `https://HOST:PORT`. A name may have several addresses, each of which
+    /// is a node; it is resolved again every 30 seconds. Calls are spread over all nodes that are
+    /// well.
     pub fn builder(addresses: impl IntoIterator<Item = impl Into<String>>) -> Builder {
         let addresses = addresses.into_iter().map(Into::into).collect();
         Builder::new(Addresses::Nodes(addresses))
@@ -92,6 +97,7 @@ impl Builder {
             server_name: None,
             own_files: None,
             token_file: None,
+            client_id: None,
             deadline: DEADLINE,
             fallbacks: Fallbacks::default(),
             callbacks: Callbacks::default(),
@@ -149,6 +155,12 @@ impl Builder {
     /// A file whose only line is the bearer token for the nodes.
     pub fn token_file(self, path: impl Into<PathBuf>) -> Self {
         Self { token_file: Some(path.into()), ..self }
+    }
+
+    /// The name that leases are held by, which no other client may have at the same time; default:
+    /// host name, process id and a random number.
+    pub fn client_id(self, id: impl Into<String>) -> Self {
+        Self { client_id: Some(id.into()), ..self }
     }
 
     /// How long to wait for an answer before the fallback decides; default: 200 ms. It includes
@@ -215,7 +227,10 @@ impl Builder {
                 Backend::Nodes(Nodes::connect(targets, &runtime))
             }
         };
+        let backend = Arc::new(backend);
+        let client_id = self.client_id.unwrap_or_else(process_id);
         Ok(Client::from(Inner {
+            leases: Leases::new(Arc::clone(&backend), client_id),
             backend,
             deadline: self.deadline,
             fallbacks: self.fallbacks,
@@ -250,6 +265,12 @@ impl Builder {
         };
         addresses.iter().map(target).collect()
     }
+}
+
+fn process_id() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = if host.trim().is_empty() { "client" } else { host.trim() };
+    format!("{host}:{}:{:08x}", std::process::id(), rand::random::<u32>())
 }
 
 impl Debug for Builder {

@@ -8,11 +8,11 @@ use tokio::time::{Instant, sleep};
 use tollgate_common::LogThrottle;
 use tollgate_proto::quotaservice::AllowResponse;
 
+use crate::backend::Backend;
 use crate::decision::{self, AcquireError, Decision, Error, Grant, Reason, Refusal};
-use crate::fake::Fake;
 use crate::fallback::Fallbacks;
+use crate::leases::{LeaseBuilder, Leases};
 use crate::metrics;
-use crate::nodes::Nodes;
 use crate::refusals::Refusals;
 use crate::request::Request;
 
@@ -42,7 +42,8 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Client(Arc<Inner>);
 
 pub(crate) struct Inner {
-    pub(crate) backend: Backend,
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) leases: Leases,
     pub(crate) deadline: Duration,
     pub(crate) fallbacks: Fallbacks,
     pub(crate) callbacks: Callbacks,
@@ -60,15 +61,9 @@ pub(crate) struct Callbacks {
 pub(crate) type RefusedCallback = dyn Fn(&Request, &Refusal) + Send + Sync;
 pub(crate) type SoftLimitedCallback = dyn Fn(&Request, &Grant) + Send + Sync;
 
-/// Who answers.
-pub(crate) enum Backend {
-    Nodes(Nodes),
-    Fake(Fake),
-}
-
 impl Client {
-    /// Asks for tokens. Waits for the answer, [`deadline`](crate::Builder::deadline) at most, but not for the
-    /// tokens: [`Grant::wait`] is left to the caller.
+    /// Asks for tokens. Waits for the answer, [`deadline`](crate::Builder::deadline) at most, but
+    /// not for the tokens: [`Grant::wait`] is left to the caller.
     ///
     /// A refusal is remembered until its retry time, for a second at most: who asks for as many
     /// tokens or more before is refused without a call.
@@ -82,9 +77,9 @@ impl Client {
 
     /// Asks for tokens, and waits until they may be used.
     ///
-    /// With [`max_wait`](Request::max_wait), a refusal is not the end: asks again when the tokens may be there,
-    /// until that time is over. Takes `max_wait` and the deadline at most. Without it, waits as long
-    /// as the bucket's own limit has a request wait.
+    /// With [`max_wait`](Request::max_wait), a refusal is not the end: asks again when the tokens
+    /// may be there, until that time is over. Takes `max_wait` and the deadline at most. Without
+    /// it, waits as long as the bucket's own limit has a request wait.
     ///
     /// If the future is dropped before it is ready, tokens that were granted are lost.
     pub async fn acquire(&self, request: Request<'_>) -> Result<Grant, AcquireError> {
@@ -149,6 +144,20 @@ impl Client {
         }
     }
 
+    /// A lease on a share of the capacity of `resource`, to be used as a rate, as a gauge, or as
+    /// the application likes. All leases of a client are refreshed in one call, at the interval
+    /// that the nodes say.
+    pub fn lease<'a>(&'a self, resource: &'a str) -> LeaseBuilder<'a> {
+        LeaseBuilder::new(&self.0.leases, resource)
+    }
+
+    /// Releases all leases, so that others get their capacity at once. Takes up to seven seconds if
+    /// no node answers. Without it, leases are released when their handles are dropped, or end when
+    /// they expire if the process ends before.
+    pub async fn close(&self) {
+        self.0.leases.close().await;
+    }
+
     async fn decide(&self, request: &Request<'_>) -> Result<Decision, Error> {
         let Inner { refusals, fallbacks, .. } = &*self.0;
         if let Some(refusal) = refusals.get(request, Instant::now()) {
@@ -164,7 +173,7 @@ impl Client {
                 Ok(refusal)
             }
             Ok(Decision::Refused(refusal)) => {
-                if matches!(self.0.backend, Backend::Nodes(_)) {
+                if matches!(*self.0.backend, Backend::Nodes(_)) {
                     refusals.add(request, &refusal, Instant::now());
                 }
                 return Ok(Decision::Refused(refusal));
@@ -183,13 +192,9 @@ impl Client {
     }
 
     async fn ask(&self, request: &Request<'_>) -> Result<AllowResponse, Error> {
-        let nodes = match &self.0.backend {
-            Backend::Fake(fake) => return fake.allow(request.message()),
-            Backend::Nodes(nodes) => nodes,
-        };
         let start = Instant::now();
         let deadline = request.deadline.unwrap_or(self.0.deadline).min(LONGEST_DEADLINE);
-        let answer = nodes.allow(request, start + deadline).await;
+        let answer = self.0.backend.allow(request, start + deadline).await;
         metrics::asked(start.elapsed());
         answer
     }

@@ -1,7 +1,7 @@
 //! Connections to a node: its address, TLS, the bearer token, and gRPC channels.
 //!
-//! [`Client`](crate::Client) is built on it. For tollgate's own tools, which call one node by themselves:
-//! it may change with each version.
+//! [`Client`](crate::Client) is built on it. For tollgate's own tools, which call one node by
+//! themselves: it may change with each version.
 
 mod address;
 mod channel;

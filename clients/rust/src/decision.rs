@@ -35,7 +35,8 @@ impl Decision {
 pub struct Grant {
     /// How many.
     pub tokens: u64,
-    /// How long to wait before they are used. [`acquire`](crate::Client::acquire) has waited so long.
+    /// How long to wait before they are used. [`acquire`](crate::Client::acquire) has waited so
+    /// long.
     pub wait: Duration,
     /// Whether the bucket is past its soft limit: a warning that refusals may follow.
     pub soft_limited: bool,
@@ -112,7 +113,8 @@ pub enum NoAnswer {
     /// The deadline has passed.
     #[error("no answer within the deadline")]
     Timeout,
-    /// No node can be reached: they failed a moment ago, and are not called until they are found well.
+    /// No node can be reached: they failed a moment ago, and are not called until they are found
+    /// well.
     #[error("no node can be reached")]
     Unreachable,
     /// The nodes are overloaded.

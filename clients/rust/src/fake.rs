@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tollgate_proto::doorman::{GetCapacityRequest, GetCapacityResponse, Lease, ResourceResponse};
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
@@ -56,13 +57,14 @@ struct State {
     default: FakeAnswer,
     answers: HashMap<(String, String), FakeAnswer>,
     asked: Vec<AllowRequest>,
+    capacities: HashMap<String, f64>,
 }
 
 impl Fake {
     /// Answers all requests in the same way, until told otherwise.
     pub fn new(default: FakeAnswer) -> Self {
         let (answers, asked) = (HashMap::new(), Vec::new());
-        Self(Arc::new(Mutex::new(State { default, answers, asked })))
+        Self(Arc::new(Mutex::new(State { default, answers, asked, capacities: HashMap::new() })))
     }
 
     /// Sets the answer for one bucket.
@@ -71,8 +73,8 @@ impl Fake {
         self.state().answers.insert(bucket, answer);
     }
 
-    /// The numbers of tokens that a bucket was asked for, in order. Requests that the client answered by
-    /// itself are not among them.
+    /// The numbers of tokens that a bucket was asked for, in order. Requests that the client
+    /// answered by itself are not among them.
     pub fn asked(&self, namespace: &str, bucket: &str) -> Vec<u64> {
         let state = self.state();
         let of_bucket =
@@ -123,6 +125,32 @@ impl Fake {
             FakeAnswer::Invalid => refused(Status::RejectedInvalidRequest, None),
             FakeAnswer::NoNode => return Err(Error::NoDecision(NoAnswer::Unreachable)),
         })
+    }
+
+    /// Sets the capacity of a resource, all of which the client gets if it wants it. Without this,
+    /// the client gets all that it wants.
+    pub fn capacity(&self, resource: &str, capacity: f64) {
+        self.state().capacities.insert(resource.to_owned(), capacity);
+    }
+
+    pub(crate) fn get_capacity(
+        &self,
+        request: &GetCapacityRequest,
+    ) -> Result<GetCapacityResponse, Error> {
+        let state = self.state();
+        if matches!(state.default, FakeAnswer::NoNode) {
+            return Err(Error::NoDecision(NoAnswer::Unreachable));
+        }
+        let response = request.resource.iter().map(|asked| {
+            let capacity = state.capacities.get(&asked.resource_id).copied();
+            let capacity = capacity.unwrap_or(f64::INFINITY).min(asked.wants);
+            ResourceResponse {
+                resource_id: asked.resource_id.clone(),
+                gets: Lease { expiry_time: i64::MAX, refresh_interval: 1, capacity },
+                ..ResourceResponse::default()
+            }
+        });
+        Ok(GetCapacityResponse { response: response.collect(), mastership: None })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

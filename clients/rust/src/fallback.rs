@@ -23,8 +23,8 @@ pub enum Fallback {
 }
 
 impl Fallback {
-    /// Grants `per_second` tokens a second, and up to `burst` at once; see [`LocalRate::new`]. All buckets that the fallback
-    /// is set for share the rate.
+    /// Grants `per_second` tokens a second, and up to `burst` at once; see [`LocalRate::new`]. All
+    /// buckets that the fallback is set for share the rate.
     ///
     /// Each process has a rate of its own: with ten processes, a tenth of what the resource bears
     /// is the right size.

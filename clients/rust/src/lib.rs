@@ -1,8 +1,8 @@
 //! Client of tollgate, the quota service.
 //!
 //! A service asks tollgate for tokens before it calls what it shares with others: a database, an
-//! API. [`Client::acquire`] waits for them, [`Client::allow`] only asks. With the library in the way,
-//! an application never waits longer than it said, and goes on when the quota service does not
+//! API. [`Client::acquire`] waits for them, [`Client::allow`] only asks. With the library in the
+//! way, an application never waits longer than it said, and goes on when the quota service does not
 //! answer: a [`Fallback`] decides then.
 //!
 //! ```no_run
@@ -24,11 +24,12 @@
 //!
 //! A call that fails at one node is made to another one, as long as the deadline lasts. A node that
 //! can't be reached, or has failed three times in a row, is not called any more until it answers a
-//! health check: first after 0.1 s, then after ever longer pauses of up to 10 s. Then it gets one call
-//! at a time until it answers one. A node that says that it is overloaded is left alone for as long as
-//! it says, for 10 s at most. When there is no answer within the deadline, or no node to call, the
-//! fallback decides, without a wait in the latter case. A node that hangs takes up the deadline of the
-//! first calls, and counts as failing if they had 50 ms or more. Requests that a node has decided but not answered cost their tokens.
+//! health check: first after 0.1 s, then after ever longer pauses of up to 10 s. Then it gets one
+//! call at a time until it answers one. A node that says that it is overloaded is left alone for as
+//! long as it says, for 10 s at most. When there is no answer within the deadline, or no node to
+//! call, the fallback decides, without a wait in the latter case. A node that hangs takes up the
+//! deadline of the first calls, and counts as failing if they had 50 ms or more. Requests that a
+//! node has decided but not answered cost their tokens.
 //!
 //! # Metrics
 //!
@@ -40,8 +41,11 @@
 //! | `tollgate_client_request_seconds` | | how long it took until a node had decided, or none would; a histogram |
 //! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`] took, a histogram |
 //! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `error` |
+//! | `tollgate_client_lease_wants`, `tollgate_client_lease_capacity` | `resource` | what the client asked for at the last refresh, and what it may use |
+//! | `tollgate_client_failed_refreshes_total` | | refreshes of the leases that have failed |
 //! | `tollgate_client_nodes`, `tollgate_client_nodes_called` | | the nodes that are known, and those that are called; the circuits of the others are open, or they do not answer yet |
 
+mod backend;
 mod builder;
 mod client;
 #[doc(hidden)]
@@ -49,6 +53,7 @@ pub mod connection;
 mod decision;
 mod fake;
 mod fallback;
+mod leases;
 mod metrics;
 mod nodes;
 mod refusals;
@@ -59,6 +64,7 @@ pub use client::Client;
 pub use decision::{AcquireError, DecidedBy, Decision, Error, Grant, NoAnswer, Reason, Refusal};
 pub use fake::{Fake, FakeAnswer};
 pub use fallback::{Fallback, LocalRate};
+pub use leases::{Capacity, Closed, Gauge, LeaseBuilder, LeaseError, Mode, Place, RateLimiter};
 pub use request::Request;
 
 /// Compiles the examples of the README.

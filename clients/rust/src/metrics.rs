@@ -66,3 +66,15 @@ pub(crate) fn nodes(more: i64, more_called: i64) {
     metrics::gauge!("tollgate_client_nodes").set(add(0, more) as f64);
     metrics::gauge!("tollgate_client_nodes_called").set(add(1, more_called) as f64);
 }
+
+/// What is wanted of a resource, and what may be used.
+pub(crate) fn lease(resource: &str, wants: f64, capacity: f64) {
+    metrics::gauge!("tollgate_client_lease_wants", "resource" => resource.to_owned()).set(wants);
+    metrics::gauge!("tollgate_client_lease_capacity", "resource" => resource.to_owned())
+        .set(capacity);
+}
+
+/// The leases were not refreshed.
+pub(crate) fn refresh_failed() {
+    metrics::counter!("tollgate_client_failed_refreshes_total").increment(1);
+}

@@ -16,11 +16,18 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
+use tollgate_proto::doorman::capacity_client::CapacityClient;
+use tollgate_proto::doorman::{
+    GetCapacityRequest, GetCapacityResponse, Mastership, ReleaseCapacityRequest,
+    ReleaseCapacityResponse,
+};
 use tollgate_proto::quotaservice::AllowResponse;
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tonic::{Code, Response, Status};
 
 use self::circuit::State;
-use self::node::{Attempt, Failure, Node};
-use crate::connection::Target;
+use self::node::{Attempt, CONNECT_TIMEOUT, Failure, Node};
+use crate::connection::{AuthChannel, Credentials, Target};
 use crate::decision::{Error, NoAnswer};
 use crate::metrics;
 use crate::request::Request;
@@ -31,12 +38,18 @@ const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
 /// The same while no node is called.
 const RESOLVE_INTERVAL_IN_NEED: Duration = Duration::from_secs(2);
 
+/// How often a server may name another one as the master before the client gives up for now.
+const MOST_HOPS: usize = 3;
+
 /// How long the resolver may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The nodes, and the tasks that keep them. They end when this is dropped.
 pub(crate) struct Nodes {
     pool: Arc<Pool>,
+    /// The server that keeps the leases, if another one has named it.
+    master: Mutex<Option<AuthChannel>>,
+    credentials: Credentials,
     keepers: Vec<JoinHandle<()>>,
 }
 
@@ -50,22 +63,116 @@ impl Nodes {
             by_target: Mutex::new(vec![None; targets.len()]),
             changed,
         });
+        let credentials = targets.first().map(|target| target.credentials().clone());
         let keep = |(place, target)| runtime.spawn(keep(target, place, Arc::clone(&pool)));
         let keepers = targets.into_iter().enumerate().map(keep).collect();
-        Self { pool, keepers }
+        let (master, credentials) = (Mutex::default(), credentials.unwrap_or_default());
+        Self { pool, master, credentials, keepers }
     }
 
-    /// Asks one node after the other until one answers, until `deadline`.
     pub(crate) async fn allow(
         &self,
         request: &Request<'_>,
         deadline: Instant,
     ) -> Result<AllowResponse, Error> {
+        let call = |channel| {
+            let message = request.message();
+            async { QuotaServiceClient::new(channel).allow(message).await }
+        };
+        self.call(call, deadline).await
+    }
+
+    pub(crate) async fn get_capacity(
+        &self,
+        request: &GetCapacityRequest,
+        deadline: Instant,
+    ) -> Result<GetCapacityResponse, Error> {
+        for _ in 0..=MOST_HOPS {
+            let call = |channel| {
+                let request = request.clone();
+                async { CapacityClient::new(channel).get_capacity(request).await }
+            };
+            let response = self.call_master(call, deadline).await?;
+            match &response.mastership {
+                None => return Ok(response),
+                Some(mastership) => self.follow(mastership)?,
+            }
+        }
+        Err(no_master("the servers name each other as the master"))
+    }
+
+    pub(crate) async fn release_capacity(
+        &self,
+        request: &ReleaseCapacityRequest,
+        deadline: Instant,
+    ) -> Result<ReleaseCapacityResponse, Error> {
+        let call = |channel| {
+            let request = request.clone();
+            async { CapacityClient::new(channel).release_capacity(request).await }
+        };
+        self.call_master(call, deadline).await
+    }
+
+    /// Calls the master if a server has named one, else one node after the other until one answers.
+    /// A master that does not answer is forgotten.
+    async fn call_master<T, F>(
+        &self,
+        call: impl Fn(AuthChannel) -> F,
+        deadline: Instant,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let master = self.master().clone();
+        let Some(master) = master else { return self.call(call, deadline).await };
+        match timeout_at(deadline, call(master)).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) if status.code() == Code::InvalidArgument => {
+                Err(Error::Invalid(status.message().to_owned()))
+            }
+            Ok(Err(_)) => {
+                *self.master() = None;
+                self.call(call, deadline).await
+            }
+            Err(_) => {
+                *self.master() = None;
+                Err(Error::NoDecision(NoAnswer::Timeout))
+            }
+        }
+    }
+
+    /// Calls the server from now on that another one has named as the master.
+    fn follow(&self, mastership: &Mastership) -> Result<(), Error> {
+        let address = mastership.master_address.as_deref().unwrap_or_default();
+        *self.master() = None;
+        if address.is_empty() {
+            return Err(no_master("the servers have no master at present"));
+        }
+        let address = address.parse().map_err(|error: String| no_master(&error))?;
+        let target = Target::new(address, self.credentials.clone());
+        let target = target.map_err(|error| no_master(&error.to_string()))?;
+        *self.master() = Some(target.channel(CONNECT_TIMEOUT));
+        Ok(())
+    }
+
+    fn master(&self) -> MutexGuard<'_, Option<AuthChannel>> {
+        self.master.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls one node after the other until one answers, until `deadline`.
+    async fn call<T, F>(
+        &self,
+        call: impl Fn(AuthChannel) -> F,
+        deadline: Instant,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
         let mut tried: Vec<Arc<Node>> = Vec::new();
         loop {
             let attempt = self.pool.attempt(&tried, deadline).await.map_err(Error::NoDecision)?;
             let node = Arc::clone(attempt.node());
-            let failure = match attempt.allow(request.message(), deadline).await {
+            let failure = match attempt.call(&call, deadline).await {
                 Ok(response) => return Ok(response),
                 Err(Failure::Invalid(message)) => return Err(Error::Invalid(message)),
                 Err(Failure::Final(failure)) => {
@@ -81,6 +188,10 @@ impl Nodes {
             }
         }
     }
+}
+
+fn no_master(message: &str) -> Error {
+    Error::NoDecision(NoAnswer::Failed(message.to_owned()))
 }
 
 impl Drop for Nodes {

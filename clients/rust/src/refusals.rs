@@ -33,7 +33,8 @@ struct Remembered {
     bucket: Box<str>,
     /// The least number of tokens that was refused.
     tokens: u64,
-    /// The wait that would have been accepted; `None` for the bucket's own limit, which is the longest.
+    /// The wait that would have been accepted; `None` for the bucket's own limit, which is the
+    /// longest.
     max_wait: Option<Duration>,
     is_critical: bool,
     reason: Reason,

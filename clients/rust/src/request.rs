@@ -35,8 +35,8 @@ impl<'a> Request<'a> {
     }
 
     /// The longest wait for the tokens, in whole milliseconds. Without it the bucket's own limit
-    /// decides. [`allow`](crate::Client::allow) accepts no longer wait than the bucket's own limit in any case;
-    /// [`acquire`](crate::Client::acquire) asks again until this time is over.
+    /// decides. [`allow`](crate::Client::allow) accepts no longer wait than the bucket's own limit
+    /// in any case; [`acquire`](crate::Client::acquire) asks again until this time is over.
     pub const fn max_wait(self, max_wait: Duration) -> Self {
         Self { max_wait: Some(max_wait), ..self }
     }

@@ -25,7 +25,8 @@ pub(super) struct Circuit {
     state: State,
     /// Failed calls in a row.
     failures: u32,
-    /// How often the circuit was opened, or the check failed, since the last call that was answered.
+    /// How often the circuit was opened, or the check failed, since the last call that was
+    /// answered.
     trips: u32,
     /// Advanced when the state changes: what an older call reports says nothing about now.
     generation: u64,

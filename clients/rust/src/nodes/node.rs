@@ -9,9 +9,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
-use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
-use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -23,13 +21,13 @@ use crate::decision::NoAnswer;
 use crate::metrics;
 
 /// Time limit of each attempt to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time limit of a check, including the connection.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The time within which a node should answer: a call that has less says nothing about the node if it
-/// gets no answer.
+/// The time within which a node should answer: a call that has less says nothing about the node if
+/// it gets no answer.
 const FAIR_TIME: Duration = Duration::from_millis(50);
 
 /// How long an overloaded node is left alone that does not say how long.
@@ -187,14 +185,16 @@ impl Attempt {
         &self.node
     }
 
-    /// Asks the node, until `deadline`.
-    pub(super) async fn allow(
+    /// Makes a call to the node, until `deadline`.
+    pub(super) async fn call<T, F>(
         mut self,
-        request: AllowRequest,
+        call: impl FnOnce(AuthChannel) -> F,
         deadline: Instant,
-    ) -> Result<AllowResponse, Failure> {
-        let mut client = QuotaServiceClient::new(self.node.channel());
-        let (report, result) = match timeout_at(deadline, client.allow(request)).await {
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let (report, result) = match timeout_at(deadline, call(self.node.channel())).await {
             Ok(Ok(answer)) => (Report::Answered, Ok(answer.into_inner())),
             Ok(Err(status)) => {
                 let (report, failure) = failure(status);
@@ -238,8 +238,8 @@ fn failure(status: Status) -> (Report, Failure) {
         _ if is_connect_error(&status) => {
             (Report::Unreachable, Failure::Retry(NoAnswer::Unreachable))
         }
-        // A connection that broke, a node that stops, or no node at all. If the request was decided, its
-        // tokens are lost.
+        // A connection that broke, a node that stops, or no node at all. If the request was
+        // decided, its tokens are lost.
         _ => (Report::Failed, Failure::Retry(NoAnswer::Failed(text()))),
     }
 }

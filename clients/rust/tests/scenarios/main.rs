@@ -5,6 +5,7 @@
 mod cost;
 mod decisions;
 mod faults;
+mod leases;
 mod nodes;
 mod security;
 
