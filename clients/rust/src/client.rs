@@ -151,7 +151,7 @@ impl Client {
         LeaseBuilder::new(&self.0.leases, resource)
     }
 
-    /// Releases all leases, so that others get their capacity at once. Takes up to seven seconds if
+    /// Releases all leases, so that others get their capacity at once. Takes up to five seconds if
     /// no node answers. Without it, leases are released when their handles are dropped, or end when
     /// they expire if the process ends before.
     pub async fn close(&self) {

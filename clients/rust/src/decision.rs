@@ -120,6 +120,9 @@ pub enum NoAnswer {
     /// The nodes are overloaded.
     #[error("the nodes are overloaded")]
     Overloaded,
+    /// The nodes do not allow this client to ask, by their access file.
+    #[error("{0}")]
+    Forbidden(String),
     /// The node has answered with an error: its gRPC status code and message.
     #[error("{0}")]
     Failed(String),

@@ -2,17 +2,19 @@
 //! capacity, and limits itself to it.
 
 mod bell;
+mod demand;
 mod desk;
 mod gauge;
 mod keeper;
+mod kept;
 mod meter;
 mod rate;
 mod resource;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::runtime::Handle as Runtime;
 use tokio::time::Instant;
 
 pub use desk::LeaseError;
@@ -20,47 +22,41 @@ pub use gauge::{Gauge, Place};
 pub use rate::RateLimiter;
 pub use resource::{Closed, Mode};
 
-use self::desk::Desk;
+use self::desk::{Desk, Handle};
 use self::gauge::Places;
-use self::keeper::Keeper;
+use self::keeper::{Caller, Keeper};
 use self::rate::Rate;
-use self::resource::{Held, Resource, Wants, Watch};
+use self::resource::{Held, Resource, Usage, Watch};
 use crate::backend::Backend;
 
 /// The leases of one client.
 pub(crate) struct Leases {
-    backend: Arc<Backend>,
-    client_id: String,
+    caller: Caller,
     desk: Arc<Desk>,
+    /// That of the client, where it has one: a fake needs none before its first lease.
+    runtime: Option<Runtime>,
 }
 
 impl Leases {
     pub(crate) fn new(backend: Arc<Backend>, client_id: String) -> Self {
-        Self { backend, client_id, desk: Arc::default() }
+        let (caller, runtime) = (Caller { backend, client_id }, Runtime::try_current().ok());
+        Self { caller, desk: Arc::default(), runtime }
     }
 
     pub(crate) async fn close(&self) {
         self.desk.close().await;
     }
 
-    fn lease(&self, id: &str, mode: Mode, wants: Wants) -> Result<Arc<Resource>, LeaseError> {
-        if !(1..=1024).contains(&id.len()) {
+    fn lease(&self, resource: Resource) -> Result<Handle, LeaseError> {
+        if !(1..=1024).contains(&resource.id.len()) {
             return Err(LeaseError::InvalidName);
         }
-        let after = match (mode, &wants) {
-            (Mode::Optimistic, Wants::ByHand(wants)) => *wants,
-            _ => 0.0,
-        };
-        let held = Held { capacity: 0.0, expires: Instant::now(), after, closed: false };
-        let (held, _) = watch::channel(held);
-        let (id, wants, bell) = (id.to_owned(), Mutex::new(wants), Arc::clone(&self.desk.bell));
-        let resource = Arc::new(Resource { id, mode, wants, held, bell });
-        if self.desk.add(&resource)? {
-            let (backend, client_id) = (Arc::clone(&self.backend), self.client_id.clone());
-            let keeper = Keeper { backend, client_id, desk: Arc::clone(&self.desk) };
-            tokio::spawn(keeper.run());
+        let (handle, is_first) = self.desk.add(resource)?;
+        if is_first {
+            let keeper = Keeper::new(self.caller.clone(), Arc::clone(&self.desk));
+            self.runtime.clone().unwrap_or_else(Runtime::current).spawn(keeper.run());
         }
-        Ok(resource)
+        Ok(handle)
     }
 }
 
@@ -83,68 +79,85 @@ impl<'a> LeaseBuilder<'a> {
         Self { mode, ..self }
     }
 
-    /// The capacity to ask for; a number below 0 means 0. Without it, as much as is demanded: the
-    /// mean of the last ten seconds, or what was demanded in the last one if that is more.
+    /// The capacity to ask for; a number below 0 means 0. Without it, as much as is demanded: a
+    /// fifth more than the average of the last ten seconds, or what was demanded in the last one if
+    /// that is more; and twice as much while callers wait for a rate.
     pub fn wants(self, wants: f64) -> Self {
         Self { wants: Some(wants), ..self }
     }
 
+    fn lease(&self, wants: Option<f64>, usage: Arc<dyn Usage>) -> Result<Handle, LeaseError> {
+        self.leases.lease(Resource::new(self.resource, self.mode, wants, usage))
+    }
+
     /// Limits a rate: the capacity is so much a second.
-    ///
-    /// Must be called within a Tokio runtime, as the others.
     pub fn rate_limiter(self) -> Result<RateLimiter, LeaseError> {
         let rate = Arc::new(Rate::new());
-        let wants =
-            self.wants.map_or_else(|| Wants::Measured(Arc::clone(&rate) as _), Wants::ByHand);
-        let resource = self.leases.lease(self.resource, self.mode, wants)?;
-        Ok(RateLimiter::new(resource, rate))
+        let handle = self.lease(self.wants, Arc::clone(&rate) as _)?;
+        Ok(RateLimiter::new(handle, rate))
     }
 
     /// Limits how much is done at once: the capacity is so many.
     pub fn gauge(self) -> Result<Gauge, LeaseError> {
         let places = Arc::new(Places::default());
-        let wants =
-            self.wants.map_or_else(|| Wants::Measured(Arc::clone(&places) as _), Wants::ByHand);
-        let resource = self.leases.lease(self.resource, self.mode, wants)?;
-        Ok(Gauge::new(resource, places))
+        let handle = self.lease(self.wants, Arc::clone(&places) as _)?;
+        Ok(Gauge::new(handle, places))
     }
 
     /// Leaves the use of the capacity to the application, which says what it
     /// [`wants`](Self::wants).
     pub fn capacity(self) -> Result<Capacity, LeaseError> {
-        let wants = Wants::ByHand(self.wants.unwrap_or(0.0));
-        let resource = self.leases.lease(self.resource, self.mode, wants)?;
-        Ok(Capacity { watch: resource.watch(), seen: resource.capacity(), resource })
+        let resource =
+            Resource::new(self.resource, self.mode, self.wants.or(Some(0.0)), Arc::new(Unmeasured));
+        let seen = resource.capacity();
+        let handle = self.leases.lease(resource)?;
+        Ok(Capacity { watch: handle.watch(), seen, handle })
     }
+}
+
+/// A use that the application says itself.
+struct Unmeasured;
+
+impl Usage for Unmeasured {
+    fn demand(&self, _: f64) -> f64 {
+        0.0
+    }
+
+    fn begin_second(&self) {}
+
+    fn before_change(&self, _: &Held, _: Instant) {}
 }
 
 /// A leased capacity. The lease is released when this is dropped.
 pub struct Capacity {
-    resource: Arc<Resource>,
+    handle: Handle,
     watch: Watch,
-    /// What [`changed`](Self::changed) has returned last.
+    /// What [`changed`](Self::changed) has returned last; at first, what may be used without a
+    /// lease.
     seen: f64,
 }
 
 impl Capacity {
     /// What may be used now.
     pub fn get(&self) -> f64 {
-        self.resource.capacity()
+        self.handle.capacity()
     }
 
-    /// Waits until another capacity may be used than this returned last, and returns it.
+    /// Waits until another capacity may be used than this returned last, and returns it. At first,
+    /// waits for one other than what [`Mode`] allows before the first answer.
     pub async fn changed(&mut self) -> Result<f64, Closed> {
         loop {
-            let capacity = self.watch.capacity(Instant::now())?;
+            let now = Instant::now();
+            let capacity = self.watch.held()?.capacity(now);
             if std::mem::replace(&mut self.seen, capacity) != capacity {
                 return Ok(capacity);
             }
-            self.watch.changed(Duration::MAX).await;
+            self.watch.changed(now, Duration::MAX).await;
         }
     }
 
     /// Asks for another capacity from now on.
     pub fn set_wants(&self, wants: f64) {
-        self.resource.set_wants(Wants::ByHand(wants));
+        self.handle.set_wants(wants);
     }
 }

@@ -40,7 +40,7 @@
 //! | `tollgate_client_requests_total` | `namespace`, `outcome`, `decided_by` | requests. `outcome`: `granted`, `refused`, `invalid`, `no_decision`. `namespace` is empty if the request is invalid or the limits have no such bucket. `decided_by`: `node`, `degraded_node`, `remembered`, `fallback`, `nobody` |
 //! | `tollgate_client_request_seconds` | | how long it took until a node had decided, or none would; a histogram |
 //! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`] took, a histogram |
-//! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `error` |
+//! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `forbidden`, `error` |
 //! | `tollgate_client_lease_wants`, `tollgate_client_lease_capacity` | `resource` | what the client asked for at the last refresh, and what it may use |
 //! | `tollgate_client_failed_refreshes_total` | | refreshes of the leases that have failed |
 //! | `tollgate_client_nodes`, `tollgate_client_nodes_called` | | the nodes that are known, and those that are called; the circuits of the others are open, or they do not answer yet |

@@ -47,6 +47,7 @@ pub(crate) fn call_failed(why: &NoAnswer) {
         NoAnswer::Timeout => "timeout",
         NoAnswer::Unreachable => "unreachable",
         NoAnswer::Overloaded => "overloaded",
+        NoAnswer::Forbidden(_) => "forbidden",
         NoAnswer::Failed(_) => "error",
     };
     metrics::counter!("tollgate_client_failed_calls_total", "reason" => reason).increment(1);

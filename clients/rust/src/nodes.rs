@@ -23,7 +23,7 @@ use tollgate_proto::doorman::{
 };
 use tollgate_proto::quotaservice::AllowResponse;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
-use tonic::{Code, Response, Status};
+use tonic::{Response, Status};
 
 use self::circuit::State;
 use self::node::{Attempt, CONNECT_TIMEOUT, Failure, Node};
@@ -87,18 +87,11 @@ impl Nodes {
         request: &GetCapacityRequest,
         deadline: Instant,
     ) -> Result<GetCapacityResponse, Error> {
-        for _ in 0..=MOST_HOPS {
-            let call = |channel| {
-                let request = request.clone();
-                async { CapacityClient::new(channel).get_capacity(request).await }
-            };
-            let response = self.call_master(call, deadline).await?;
-            match &response.mastership {
-                None => return Ok(response),
-                Some(mastership) => self.follow(mastership)?,
-            }
-        }
-        Err(no_master("the servers name each other as the master"))
+        let call = |channel| {
+            let request = request.clone();
+            async { CapacityClient::new(channel).get_capacity(request).await }
+        };
+        self.call_master(call, |response| response.mastership.as_ref(), deadline).await
     }
 
     pub(crate) async fn release_capacity(
@@ -110,12 +103,33 @@ impl Nodes {
             let request = request.clone();
             async { CapacityClient::new(channel).release_capacity(request).await }
         };
-        self.call_master(call, deadline).await
+        self.call_master(call, |response| response.mastership.as_ref(), deadline).await
+    }
+
+    /// Calls the server that keeps the leases: the master, if one of the nodes names it, else one
+    /// of them.
+    async fn call_master<T, F>(
+        &self,
+        call: impl Fn(AuthChannel) -> F,
+        named: impl Fn(&T) -> Option<&Mastership>,
+        deadline: Instant,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        for _ in 0..=MOST_HOPS {
+            let response = self.call_once(&call, deadline).await?;
+            match named(&response) {
+                None => return Ok(response),
+                Some(mastership) => self.follow(mastership)?,
+            }
+        }
+        Err(no_master("the servers name each other as the master"))
     }
 
     /// Calls the master if a server has named one, else one node after the other until one answers.
     /// A master that does not answer is forgotten.
-    async fn call_master<T, F>(
+    async fn call_once<T, F>(
         &self,
         call: impl Fn(AuthChannel) -> F,
         deadline: Instant,
@@ -125,18 +139,22 @@ impl Nodes {
     {
         let master = self.master().clone();
         let Some(master) = master else { return self.call(call, deadline).await };
-        match timeout_at(deadline, call(master)).await {
-            Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) if status.code() == Code::InvalidArgument => {
-                Err(Error::Invalid(status.message().to_owned()))
+        let failure = match timeout_at(deadline, call(master)).await {
+            Ok(Ok(response)) => return Ok(response.into_inner()),
+            Ok(Err(status)) => node::failure(status).1,
+            Err(_) => Failure::Retry(NoAnswer::Timeout),
+        };
+        match failure {
+            Failure::Invalid(message) => Err(Error::Invalid(message)),
+            Failure::Final(failure) => {
+                metrics::call_failed(&failure);
+                Err(Error::NoDecision(failure))
             }
-            Ok(Err(_)) => {
+            Failure::Retry(failure) => {
+                metrics::call_failed(&failure);
                 *self.master() = None;
+                // If there is no time left, that is the answer.
                 self.call(call, deadline).await
-            }
-            Err(_) => {
-                *self.master() = None;
-                Err(Error::NoDecision(NoAnswer::Timeout))
             }
         }
     }

@@ -28,13 +28,6 @@ impl Bell {
         }
     }
 
-    /// Tells of demand for a resource with this capacity. If there is none, it is asked for soon.
-    pub(super) fn demand_has_come(&self, capacity: f64) {
-        if capacity <= 0.0 {
-            self.hurry();
-        }
-    }
-
     pub(super) fn is_urgent(&self) -> bool {
         self.is_urgent.load(Ordering::Relaxed)
     }

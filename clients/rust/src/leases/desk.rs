@@ -1,7 +1,8 @@
 //! Where handles meet the task that keeps their leases.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -10,20 +11,22 @@ use tokio::time::timeout;
 use super::bell::Bell;
 use super::resource::Resource;
 
-/// How long closing may take: a refresh and two releases, without an answer.
-const LONGEST_CLOSE: Duration = Duration::from_secs(7);
+/// How long closing may take: a refresh and a release, without an answer.
+const LONGEST_CLOSE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(super) struct Desk {
     book: Mutex<Book>,
-    pub(super) bell: Arc<Bell>,
-    /// All leases are released, and the task has ended.
+    pub(super) bell: Bell,
+    /// The task has ended.
     ended: Notify,
 }
 
 #[derive(Default)]
 struct Book {
-    resources: HashMap<String, Weak<Resource>>,
+    /// The resources that have handles.
+    resources: BTreeMap<String, Arc<Resource>>,
+    /// There is a task.
     is_kept: bool,
     is_closed: bool,
 }
@@ -34,15 +37,15 @@ pub(super) enum Stock {
     Live(Vec<Arc<Resource>>),
     /// There is no handle, and no task any more.
     Ended,
-    /// The client was closed. These resources have handles still.
-    Closed(Vec<Arc<Resource>>),
+    /// The client was closed.
+    Closed,
 }
 
 /// Why a resource can't be leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
-    /// The client has a lease of it already, whose handle can be cloned.
+    /// The client has a lease of it already: share its handle.
     #[error("the client has a lease on this resource already")]
     AlreadyLeased,
     /// The name is empty or has more than 1,024 bytes.
@@ -58,52 +61,98 @@ impl Desk {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a resource. Returns whether a task has to be started.
-    pub(super) fn add(&self, resource: &Arc<Resource>) -> Result<bool, LeaseError> {
+    /// Adds a resource. Returns its handle, and whether a task has to be started.
+    pub(super) fn add(self: &Arc<Self>, resource: Resource) -> Result<(Handle, bool), LeaseError> {
         let mut book = self.book();
         if book.is_closed {
             return Err(LeaseError::Closed);
         }
-        let known = book.resources.get(&resource.id);
-        if known.is_some_and(|known| known.strong_count() > 0) {
+        if book.resources.contains_key(&resource.id) {
             return Err(LeaseError::AlreadyLeased);
         }
-        book.resources.insert(resource.id.clone(), Arc::downgrade(resource));
-        // The task may know the resource by an earlier handle.
-        self.bell.hurry();
-        Ok(!std::mem::replace(&mut book.is_kept, true))
+        let resource = Arc::new(resource);
+        book.resources.insert(resource.id.clone(), Arc::clone(&resource));
+        self.bell.wake();
+        let is_first = !std::mem::replace(&mut book.is_kept, true);
+        Ok((Handle { resource, desk: Arc::clone(self) }, is_first))
     }
 
     /// What the task has to do. With `Ended`, the next resource starts another task.
     pub(super) fn stock(&self, holds_leases: bool) -> Stock {
         let mut book = self.book();
-        book.resources.retain(|_, resource| resource.strong_count() > 0);
-        let live: Vec<_> = book.resources.values().filter_map(Weak::upgrade).collect();
         if book.is_closed {
-            return Stock::Closed(live);
+            return Stock::Closed;
         }
-        if live.is_empty() && !holds_leases {
+        if book.resources.is_empty() && !holds_leases {
             book.is_kept = false;
             return Stock::Ended;
         }
-        Stock::Live(live)
+        Stock::Live(book.resources.values().map(Arc::clone).collect())
+    }
+
+    /// The task is gone, for whatever reason.
+    pub(super) fn task_has_ended(&self) {
+        self.book().is_kept = false;
+        self.ended.notify_waiters();
     }
 
     /// Closes the desk, and waits for the task to release all leases.
     pub(super) async fn close(&self) {
-        let ended = self.ended.notified();
         {
             let mut book = self.book();
-            if std::mem::replace(&mut book.is_closed, true) || !book.is_kept {
-                return;
+            book.is_closed = true;
+            for resource in book.resources.values() {
+                resource.close();
             }
         }
         self.bell.wake();
-        // The task is gone if its runtime is.
+        let ended = async {
+            loop {
+                // Created before the look, so that an end in between is not missed.
+                let ended = self.ended.notified();
+                if !self.book().is_kept {
+                    return;
+                }
+                ended.await;
+            }
+        };
         let _ = timeout(LONGEST_CLOSE, ended).await;
     }
+}
 
-    pub(super) fn has_ended(&self) {
-        self.ended.notify_waiters();
+/// The use of a resource by the application. When it is dropped, the lease is released.
+pub(super) struct Handle {
+    resource: Arc<Resource>,
+    desk: Arc<Desk>,
+}
+
+impl Handle {
+    /// Asks for another capacity from now on.
+    pub(super) fn set_wants(&self, wants: f64) {
+        self.resource.set_wants(wants);
+        self.desk.bell.hurry();
+    }
+
+    /// The capacity is too small for what is demanded now. Asks for more soon, if that may help: if
+    /// the last answer was as much as was asked for.
+    pub(super) fn ask_for_more(&self) {
+        if self.resource.could_get_more() {
+            self.desk.bell.hurry();
+        }
+    }
+}
+
+impl Deref for Handle {
+    type Target = Resource;
+
+    fn deref(&self) -> &Resource {
+        &self.resource
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.desk.book().resources.remove(&self.resource.id);
+        self.desk.bell.wake();
     }
 }

@@ -1,175 +1,50 @@
 //! The task that keeps the leases of a client: asks for them, refreshes all in one call at the
 //! interval that the nodes say, and releases them.
 
-use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 use tollgate_proto::doorman::{
-    GetCapacityRequest, Lease, ReleaseCapacityRequest, ResourceRequest, ResourceResponse,
+    GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ResourceRequest,
 };
 
 use super::desk::{Desk, Stock};
-use super::meter::Demand;
-use super::resource::{Held, Mode, Resource, Wants};
+use super::kept::{Kept, Now};
+use super::resource::Resource;
 use crate::backend::Backend;
+use crate::decision::{Error, NoAnswer};
 use crate::metrics;
 
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The pause after a refresh that has failed, and the least time between two.
+/// The pause after a refresh that has failed, and the least interval between two.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// The least time between two refreshes when a handle is in a hurry.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest time between two refreshes.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
-/// The most that is asked for; it stands for no bound.
-const MOST_WANTS: f64 = 1e15;
+/// When a resource that the nodes refuse to lease is asked for again.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 
-/// The safe capacity that stands for no bound.
-const NO_BOUND: f64 = -1.0;
+/// How often demand is measured.
+const SECOND: Duration = Duration::from_secs(1);
 
-pub(super) struct Keeper {
+/// Makes the calls, in the name of the client.
+#[derive(Clone)]
+pub(super) struct Caller {
     pub(super) backend: Arc<Backend>,
-    pub(super) desk: Arc<Desk>,
     pub(super) client_id: String,
 }
 
-/// What the client holds, by resource.
-type Leases = HashMap<String, Kept>;
-
-/// What is known of one resource beyond what its handles see.
-#[derive(Default)]
-struct Kept {
-    lease: Option<Lease>,
-    /// `None` if no node has said.
-    safe: Option<f64>,
-    demand: Demand,
-}
-
-/// One moment on two clocks.
-#[derive(Clone, Copy)]
-struct Now {
-    at: Instant,
-    /// Since the epoch, the clock of leases.
-    since_epoch: Duration,
-}
-
-impl Now {
-    #[expect(clippy::disallowed_methods, reason = "leases expire by the time of day")]
-    fn read() -> Self {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { at: Instant::now(), since_epoch }
-    }
-
-    /// How long a lease is valid from now on, a year at most; 0 if it has expired.
-    fn remaining(self, lease: &Lease) -> Duration {
-        let expires = Duration::from_secs(lease.expiry_time.try_into().unwrap_or(0));
-        expires.saturating_sub(self.since_epoch).min(Duration::from_secs(365 * 24 * 60 * 60))
-    }
-}
-
-impl Keeper {
-    /// Runs until no handle is left, or the client is closed.
-    pub(super) async fn run(self) {
-        let mut leases = Leases::new();
-        let mut last_sample = Instant::now();
-        let mut was_failing = false;
-        let (mut last_refresh, mut next_refresh) = (None, Instant::now());
-        loop {
-            let live = match self.desk.stock(!leases.is_empty()) {
-                Stock::Live(live) => live,
-                Stock::Ended => return,
-                Stock::Closed(live) => {
-                    self.close(&live, leases).await;
-                    return;
-                }
-            };
-            self.release_others(&live, &mut leases).await;
-            if last_sample.elapsed() >= RETRY {
-                sample(&live, &mut leases, last_sample.elapsed().as_secs_f64());
-                last_sample = Instant::now();
-            }
-            let is_new = live.iter().any(|one| !leases.contains_key(&one.id));
-            if self.desk.bell.is_urgent() {
-                next_refresh =
-                    next_refresh.min(last_refresh.map_or_else(Instant::now, |last| last + RETRY));
-            }
-            if !live.is_empty() && (is_new || Instant::now() >= next_refresh) {
-                self.desk.bell.refresh_begins();
-                let interval =
-                    self.refresh(&live, &mut leases, last_sample, &mut was_failing).await;
-                last_refresh = Some(Instant::now());
-                // Those who began together do not stay together.
-                next_refresh = Instant::now() + interval.mul_f64(rand::random_range(0.9..=1.0));
-            }
-            drop(live);
-            let wake = next_refresh.min(last_sample + RETRY);
-            let _ = timeout_at(wake, self.desk.bell.woken()).await;
-        }
-    }
-
-    /// Asks for all resources in one call. Returns the time until the next one.
-    async fn refresh(
-        &self,
-        live: &[Arc<Resource>],
-        leases: &mut Leases,
-        last_sample: Instant,
-        was_failing: &mut bool,
-    ) -> Duration {
-        let now = Now::read();
-        let mut wanted = Vec::with_capacity(live.len());
-        let mut request =
-            GetCapacityRequest { client_id: self.client_id.clone(), resource: Vec::new() };
-        for resource in live {
-            let kept = leases.entry(resource.id.clone()).or_default();
-            let wants = wants(resource, kept, last_sample.elapsed().as_secs_f64());
-            let has = kept.lease.filter(|lease| !now.remaining(lease).is_zero());
-            let resource_id = resource.id.clone();
-            request.resource.push(ResourceRequest { resource_id, priority: 0, has, wants });
-            wanted.push(wants);
-        }
-        let answered = self.backend.get_capacity(&request, now.at + ANSWER_TIMEOUT).await;
-        let now = Now::read();
-        let mut interval = LONGEST_INTERVAL;
-        for (resource, wants) in live.iter().zip(wanted) {
-            let kept = leases.entry(resource.id.clone()).or_default();
-            let answers = answered.as_ref().ok().into_iter().flat_map(|answer| &answer.response);
-            let mut answers = answers.filter(|answer| answer.resource_id == resource.id);
-            // A node that answers twice, or not for this resource, has not answered.
-            match (answers.next(), answers.next()) {
-                (Some(answer), None) => {
-                    let seconds = answer.gets.refresh_interval.try_into().unwrap_or(0);
-                    interval = interval.min(Duration::from_secs(seconds)).max(RETRY);
-                    (kept.lease, kept.safe) = (Some(answer.gets), answer.safe_capacity);
-                    hold(resource, answer, wants, now);
-                }
-                _ => {
-                    interval = RETRY;
-                    let after = after(resource.mode, kept.safe, wants);
-                    resource.held.send_modify(|held| held.after = after);
-                }
-            }
-            metrics::lease(&resource.id, wants, resource.capacity());
-        }
-        if let Err(error) = &answered {
-            metrics::refresh_failed();
-            if !*was_failing {
-                tracing::warn!(%error, "leases are not refreshed; tried again every second");
-            }
-        }
-        *was_failing = answered.is_err();
-        interval
-    }
-
-    /// Releases what has no handle any more.
-    async fn release_others(&self, live: &[Arc<Resource>], leases: &mut Leases) {
-        let is_live = |id: &String| live.iter().any(|resource| resource.id == *id);
-        let gone: Vec<_> = leases.keys().filter(|id| !is_live(id)).cloned().collect();
-        leases.retain(|id, _| is_live(id));
-        self.release(gone).await;
+impl Caller {
+    async fn get(&self, resource: Vec<ResourceRequest>) -> Result<GetCapacityResponse, Error> {
+        let request = GetCapacityRequest { client_id: self.client_id.clone(), resource };
+        self.backend.get_capacity(&request, Instant::now() + ANSWER_TIMEOUT).await
     }
 
     async fn release(&self, resource_id: Vec<String>) {
@@ -185,63 +60,196 @@ impl Keeper {
             tracing::debug!(%error, "leases are not released, and end when they expire");
         }
     }
+}
 
-    async fn close(&self, live: &[Arc<Resource>], leases: Leases) {
-        for resource in live {
-            resource.held.send_modify(|held| held.closed = true);
+pub(super) struct Keeper {
+    caller: Caller,
+    desk: Arc<Desk>,
+    kept: Vec<Kept>,
+    /// When the present second of demand began.
+    second: Instant,
+    last_refresh: Option<Instant>,
+    next_refresh: Instant,
+    is_failing: bool,
+    /// The desk knows that the task ends.
+    has_ended: bool,
+}
+
+impl Drop for Keeper {
+    /// Also when the runtime has ended: the next resource starts another task.
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.desk.task_has_ended();
         }
-        self.release(leases.into_keys().collect()).await;
-        self.desk.has_ended();
     }
 }
 
-/// Takes the demand of the last `seconds`.
-fn sample(live: &[Arc<Resource>], leases: &mut Leases, seconds: f64) {
-    for resource in live {
-        let wants = resource.wants.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Wants::Measured(demanded), Some(kept)) = (&*wants, leases.get_mut(&resource.id)) {
-            kept.demand.add(demanded.sample(seconds));
+impl Keeper {
+    pub(super) fn new(caller: Caller, desk: Arc<Desk>) -> Self {
+        let (kept, now) = (Vec::new(), Instant::now());
+        let (second, last_refresh, next_refresh) = (now, None, now);
+        let (is_failing, has_ended) = (false, false);
+        Self { caller, desk, kept, second, last_refresh, next_refresh, is_failing, has_ended }
+    }
+
+    /// Runs until no handle is left, or the client is closed.
+    pub(super) async fn run(mut self) {
+        loop {
+            let gone = match self.desk.stock(!self.kept.is_empty()) {
+                Stock::Live(live) => self.take(live),
+                Stock::Ended => {
+                    self.has_ended = true;
+                    return;
+                }
+                Stock::Closed => {
+                    let all = self.kept.iter().filter_map(Kept::to_release).collect();
+                    self.caller.release(all).await;
+                    return;
+                }
+            };
+            self.measure();
+            let caller = self.caller.clone();
+            // At the same time, as they are of different resources.
+            tokio::join!(caller.release(gone), self.refresh());
+            let wake = self.next_refresh.min(self.second + SECOND);
+            let _ = timeout_at(wake, self.desk.bell.woken()).await;
         }
     }
-}
 
-/// What to ask for. Before the first whole second, what was demanded in its part.
-fn wants(resource: &Resource, kept: &mut Kept, seconds: f64) -> f64 {
-    match &*resource.wants.lock().unwrap_or_else(PoisonError::into_inner) {
-        Wants::ByHand(wants) => valid(*wants),
-        Wants::Measured(demanded) => {
-            if kept.demand.wants() == 0.0 {
-                kept.demand.add(demanded.sample(seconds.max(1.0)));
+    /// Begins to keep new resources. Returns those that have no handle any more.
+    fn take(&mut self, live: Vec<Arc<Resource>>) -> Vec<String> {
+        let is_same = |kept: &Kept, one: &Arc<Resource>| Arc::ptr_eq(&kept.resource, one);
+        let (kept, gone): (Vec<_>, Vec<_>) =
+            self.kept.drain(..).partition(|kept| live.iter().any(|one| is_same(kept, one)));
+        self.kept = kept;
+        // One that has another handle already is asked for instead.
+        let gone = gone.iter().filter_map(Kept::to_release);
+        let gone = gone.filter(|id| live.iter().all(|one| one.id != *id)).collect();
+        for one in live {
+            if !self.kept.iter().any(|kept| is_same(kept, &one)) {
+                self.kept.push(Kept::new(one));
             }
-            kept.demand.wants()
+        }
+        gone
+    }
+
+    /// Measures the demand once a second.
+    fn measure(&mut self) {
+        let elapsed = self.second.elapsed();
+        if elapsed >= SECOND {
+            for Kept { resource, demand, .. } in &mut self.kept {
+                demand.add(resource.usage.demand(elapsed.as_secs_f64()));
+                resource.usage.begin_second();
+            }
+            self.second = Instant::now();
         }
     }
-}
 
-/// What a node accepts: a request with an invalid number would be refused for all resources.
-fn valid(wants: f64) -> f64 {
-    if wants.is_nan() { 0.0 } else { wants.clamp(0.0, MOST_WANTS) }
-}
-
-fn hold(resource: &Resource, answer: &ResourceResponse, wants: f64, now: Now) {
-    let held = Held {
-        capacity: answer.gets.capacity,
-        expires: now.at + now.remaining(&answer.gets),
-        after: after(resource.mode, answer.safe_capacity, wants),
-        closed: false,
-    };
-    resource.held.send_replace(held);
-}
-
-/// The capacity without a lease.
-fn after(mode: Mode, safe: Option<f64>, wants: f64) -> f64 {
-    match mode {
-        Mode::Pessimistic => 0.0,
-        Mode::Optimistic => wants,
-        Mode::Safe => match safe {
-            Some(NO_BOUND) => f64::INFINITY,
-            Some(safe) => safe,
-            None => 0.0,
-        },
+    /// Asks for all resources in one call if it is time to, else for those that are new.
+    async fn refresh(&mut self) {
+        if self.desk.bell.is_urgent() {
+            let pause = if self.is_failing { RETRY } else { LEAST_PAUSE };
+            let soonest = self.last_refresh.map_or_else(Instant::now, |last| last + pause);
+            self.next_refresh = self.next_refresh.min(soonest);
+        }
+        let start = Instant::now();
+        let is_time = start >= self.next_refresh;
+        let is_due =
+            |kept: &&mut Kept| (is_time || kept.asked.is_none()) && !kept.is_refused(start);
+        let due: Vec<_> = self.kept.iter_mut().filter(is_due).collect();
+        if due.is_empty() && !is_time {
+            return;
+        }
+        if is_time {
+            self.desk.bell.refresh_begins();
+        }
+        let refreshed = ask(&self.caller, due, self.second).await;
+        let now = Instant::now();
+        let interval = match &refreshed {
+            Ok(interval) => interval.clamp(&RETRY, &LONGEST_INTERVAL),
+            Err(_) => &RETRY,
+        };
+        // Those who began together do not stay together.
+        let next = now + interval.mul_f64(rand::random_range(0.9..=1.0));
+        let refused = self.kept.iter().filter_map(|kept| kept.refused_until);
+        let next = refused.filter(|until| *until > now).fold(next, Instant::min);
+        self.next_refresh = if is_time { next } else { self.next_refresh.min(next) };
+        self.last_refresh = Some(now);
+        if let Err(error) = &refreshed {
+            metrics::refresh_failed();
+            if !self.is_failing {
+                tracing::warn!(%error, "leases are not refreshed; tried again every second");
+            }
+        }
+        self.is_failing = refreshed.is_err();
     }
+}
+
+/// Asks for these resources in one call. If the nodes refuse the call because of a resource, asks
+/// for each half, so that the others get their leases. Returns the time until the next refresh.
+async fn ask(caller: &Caller, due: Vec<&mut Kept>, second: Instant) -> Result<Duration, Error> {
+    let mut groups = vec![due];
+    let mut result = Ok(LONGEST_INTERVAL);
+    while let Some(mut group) = groups.pop() {
+        let (now, seconds) = (Now::read(), second.elapsed().as_secs_f64());
+        let request: Vec<_> = group.iter_mut().map(|kept| kept.request(seconds, now)).collect();
+        let answer = match &result {
+            Ok(_) if request.is_empty() => continue,
+            Ok(_) => caller.get(request).await,
+            // No node answers: they are not asked again and again.
+            Err(error) => Err(Error::clone(error)),
+        };
+        let now = Now::read();
+        match answer {
+            Ok(answer) => {
+                let interval = take_answers(group, &answer, now);
+                result = result.map(|least| interval.min(least));
+            }
+            Err(error) if !is_refused(&error) => {
+                group.into_iter().for_each(Kept::not_answered);
+                result = Err(error);
+            }
+            Err(_) if group.len() > 1 => {
+                let half = group.split_off(group.len() / 2);
+                groups.extend([half, group]);
+            }
+            Err(error) => {
+                for kept in group {
+                    let resource = &kept.resource.id;
+                    tracing::warn!(resource, %error, "the nodes refuse to lease a resource");
+                    kept.not_answered();
+                    kept.refused_until = Some(now.at + REFUSED_PAUSE);
+                }
+            }
+        }
+    }
+    result
+}
+
+/// Whether the request is wrong, or not allowed; it will be the next time.
+fn is_refused(error: &Error) -> bool {
+    matches!(error, Error::Invalid(_) | Error::NoDecision(NoAnswer::Forbidden(_)))
+}
+
+/// Gives each resource its answer. Returns the time until the next refresh.
+fn take_answers(group: Vec<&mut Kept>, answer: &GetCapacityResponse, now: Now) -> Duration {
+    let mut interval = LONGEST_INTERVAL;
+    for kept in group {
+        let mut answers =
+            answer.response.iter().filter(|answer| answer.resource_id == kept.resource.id);
+        // A node that answers twice, or not for this resource, has not answered.
+        match (answers.next(), answers.next()) {
+            (Some(answer), None) => {
+                let seconds = answer.gets.refresh_interval.try_into().unwrap_or(0);
+                interval = interval.min(Duration::from_secs(seconds));
+                kept.answered(answer, now);
+            }
+            _ => {
+                interval = RETRY;
+                kept.not_answered();
+            }
+        }
+        metrics::lease(&kept.resource.id, kept.asked.unwrap_or(0.0), kept.resource.capacity());
+    }
+    interval
 }

@@ -1,19 +1,24 @@
 //! A lease on so much a second.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Mutex as FairMutex;
 use tokio::time::Instant;
 
+use super::desk::Handle;
 use super::meter::Meter;
-use super::resource::{Closed, Demanded, Resource};
+use super::resource::{Closed, Held, Usage};
+
+/// While callers wait, this many times their demand is asked for: those who call again only once
+/// they were served would call more often, but nobody knows how often.
+const GROWTH: f64 = 2.0;
 
 /// Limits what this process does to its leased rate: the capacity is so much a second. Made by
 /// [`LeaseBuilder::rate_limiter`](super::LeaseBuilder::rate_limiter). Clones share the lease, which
 /// is released when the last one is dropped.
 #[derive(Clone)]
 pub struct RateLimiter {
-    resource: Arc<Resource>,
+    handle: Arc<Handle>,
     rate: Arc<Rate>,
 }
 
@@ -21,36 +26,43 @@ pub struct RateLimiter {
 #[derive(Debug)]
 pub(super) struct Rate {
     /// Who waits holds the lock, so that others wait in order.
-    meter: FairMutex<Meter>,
-    counts: Mutex<Counts>,
+    queue: FairMutex<()>,
+    state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
-struct Counts {
-    /// What was asked for since the last sample.
-    arrived: f64,
+#[derive(Debug)]
+struct State {
+    meter: Meter,
     /// What is waited for now.
     waiting: f64,
+    /// What was used, refused or no longer waited for since the second began.
+    ended: f64,
 }
 
 impl Rate {
     pub(super) fn new() -> Self {
-        Self { meter: FairMutex::new(Meter::new(Instant::now())), counts: Mutex::default() }
+        let state = State { meter: Meter::new(Instant::now()), waiting: 0.0, ended: 0.0 };
+        Self { queue: FairMutex::default(), state: Mutex::new(state) }
     }
 
-    fn count(&self, add: impl FnOnce(&mut Counts)) {
-        add(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Demanded for Rate {
-    fn sample(&self, seconds: f64) -> f64 {
-        let mut demand = 0.0;
-        self.count(|counts| {
-            // Who waits would ask for more, but for the wait.
-            demand = std::mem::take(&mut counts.arrived) / seconds + counts.waiting;
-        });
-        demand
+impl Usage for Rate {
+    fn demand(&self, seconds: f64) -> f64 {
+        let state = self.state();
+        let demand = state.ended / seconds + state.waiting;
+        if state.waiting > 0.0 { demand * GROWTH } else { demand }
+    }
+
+    fn begin_second(&self) {
+        self.state().ended = 0.0;
+    }
+
+    fn before_change(&self, held: &Held, now: Instant) {
+        self.state().meter.accrue(held, now);
     }
 }
 
@@ -59,13 +71,15 @@ struct Waiting<'a>(&'a Rate, f64);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.count(|counts| counts.waiting -= self.1);
+        let mut state = self.0.state();
+        state.waiting -= self.1;
+        state.ended += self.1;
     }
 }
 
 impl RateLimiter {
-    pub(super) fn new(resource: Arc<Resource>, rate: Arc<Rate>) -> Self {
-        Self { resource, rate }
+    pub(super) fn new(handle: Handle, rate: Arc<Rate>) -> Self {
+        Self { handle: Arc::new(handle), rate }
     }
 
     /// Waits until `n` may be used, in the order of the calls. A tenth of a second's capacity can
@@ -75,41 +89,62 @@ impl RateLimiter {
     /// May be dropped before it is ready: nothing is used then.
     pub async fn wait(&self, n: u32) -> Result<(), Closed> {
         let n = f64::from(n);
-        self.rate.count(|counts| {
-            counts.arrived += n;
-            counts.waiting += n;
-        });
+        self.rate.state().waiting += n;
         let _waiting = Waiting(&self.rate, n);
-        self.resource.bell.demand_has_come(self.resource.capacity());
-        let mut meter = self.rate.meter.lock().await;
-        let mut watch = self.resource.watch();
+        self.ask_if_behind(self.capacity());
+        let _turn = self.rate.queue.lock().await;
+        let mut watch = self.handle.watch();
         loop {
-            let now = Instant::now();
-            match meter.take(n, watch.capacity(now)?, now) {
+            let (held, now) = (watch.held()?, Instant::now());
+            let taken = self.rate.state().meter.take(n, &held, now);
+            match taken {
                 Ok(()) => return Ok(()),
-                Err(wait) => watch.changed(wait).await,
+                Err(wait) => {
+                    self.ask_if_behind(held.capacity(now));
+                    watch.changed(now, wait).await;
+                }
             }
+        }
+    }
+
+    /// Asks for more if what is demanded takes more than a second at this capacity.
+    fn ask_if_behind(&self, capacity: f64) {
+        let is_behind = {
+            let state = self.rate.state();
+            state.waiting + state.meter.debt() > capacity
+        };
+        if is_behind {
+            self.handle.ask_for_more();
         }
     }
 
     /// Uses `n` if that is possible now, and nobody waits.
     pub fn try_use(&self, n: u32) -> bool {
-        let n = f64::from(n);
-        self.rate.count(|counts| counts.arrived += n);
-        let capacity = self.resource.capacity();
-        self.resource.bell.demand_has_come(capacity);
-        let Ok(mut meter) = self.rate.meter.try_lock() else { return false };
-        meter.take(n, capacity, Instant::now()).is_ok()
+        let (n, held, now) = (f64::from(n), self.handle.held(), Instant::now());
+        let is_used = {
+            let mut state = self.rate.state();
+            state.ended += n;
+            state.waiting == 0.0 && state.meter.take(n, &held, now).is_ok()
+        };
+        if !is_used {
+            self.ask_if_behind(held.capacity(now) - n);
+        }
+        is_used
     }
 
     /// What may be used a second now.
     pub fn capacity(&self) -> f64 {
-        self.resource.capacity()
+        self.handle.capacity()
+    }
+
+    /// Asks for this capacity from now on, whatever is demanded.
+    pub fn set_wants(&self, wants: f64) {
+        self.handle.set_wants(wants);
     }
 }
 
 impl std::fmt::Debug for RateLimiter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RateLimiter").field("resource", &self.resource.id).finish_non_exhaustive()
+        f.debug_struct("RateLimiter").field("resource", &self.handle.id).finish_non_exhaustive()
     }
 }

@@ -6,8 +6,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::bell::Bell;
-
 /// What may be used once the lease has run out and no node has renewed it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
@@ -34,48 +32,95 @@ pub(super) struct Held {
     pub(super) expires: Instant,
     /// The capacity without a lease.
     pub(super) after: f64,
+    /// The lease is all that was asked for.
+    pub(super) is_all: bool,
     pub(super) closed: bool,
 }
 
 impl Held {
+    /// Nothing but this capacity without a lease.
+    pub(super) fn nothing_but(after: f64) -> Self {
+        let expires = Instant::now();
+        Self { capacity: 0.0, expires, after, is_all: false, closed: false }
+    }
+
     pub(super) fn capacity(&self, now: Instant) -> f64 {
         if now < self.expires { self.capacity } else { self.after }
     }
 }
 
-/// What is demanded of a resource, measured where it is used.
-pub(super) trait Demanded: Send + Sync {
-    /// The demand since the last call, `seconds` ago; with what was refused, and what waits.
-    fn sample(&self, seconds: f64) -> f64;
+/// How a resource is used.
+pub(super) trait Usage: Send + Sync {
+    /// What was demanded since the last second began, `seconds` ago; with what was refused, and
+    /// what waits.
+    fn demand(&self, seconds: f64) -> f64;
+
+    fn begin_second(&self);
+
+    /// Another capacity will be held than `held`, which counts until `now`.
+    fn before_change(&self, held: &Held, now: Instant);
 }
 
-/// What the client wants of a resource.
-pub(super) enum Wants {
-    ByHand(f64),
-    Measured(Arc<dyn Demanded>),
-}
-
-/// A resource, shared by its handles and the task that keeps the leases.
+/// A resource, shared by its handle and the task that keeps the leases.
 pub(super) struct Resource {
     pub(super) id: String,
     pub(super) mode: Mode,
-    pub(super) wants: Mutex<Wants>,
-    pub(super) held: watch::Sender<Held>,
-    pub(super) bell: Arc<Bell>,
+    /// What to ask for; `None` if it is measured.
+    wants: Mutex<Option<f64>>,
+    pub(super) usage: Arc<dyn Usage>,
+    held: watch::Sender<Held>,
 }
 
 /// Longer than anybody waits.
 const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Resource {
-    pub(super) fn set_wants(&self, wants: Wants) {
-        *self.wants.lock().unwrap_or_else(PoisonError::into_inner) = wants;
-        self.bell.hurry();
+    pub(super) fn new(id: &str, mode: Mode, wants: Option<f64>, usage: Arc<dyn Usage>) -> Self {
+        let after = match mode {
+            Mode::Optimistic => wants.unwrap_or(0.0).max(0.0),
+            Mode::Safe | Mode::Pessimistic => 0.0,
+        };
+        let (held, _) = watch::channel(Held::nothing_but(after));
+        Self { id: id.to_owned(), mode, wants: Mutex::new(wants), usage, held }
+    }
+
+    pub(super) fn wants(&self) -> Option<f64> {
+        *self.wants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_wants(&self, wants: f64) {
+        *self.wants.lock().unwrap_or_else(PoisonError::into_inner) = Some(wants);
+    }
+
+    /// Whether another request may get more: the last one got all that it wanted, and it will want
+    /// what is demanded then.
+    pub(super) fn could_get_more(&self) -> bool {
+        self.held.borrow().is_all && self.wants().is_none()
+    }
+
+    pub(super) fn held(&self) -> Held {
+        *self.held.borrow()
     }
 
     /// What may be used now.
     pub(super) fn capacity(&self) -> f64 {
-        self.held.borrow().capacity(Instant::now())
+        self.held().capacity(Instant::now())
+    }
+
+    /// Changes what is held, unless the client was closed.
+    pub(super) fn hold(&self, change: impl FnOnce(&mut Held)) {
+        self.usage.before_change(&self.held(), Instant::now());
+        self.held.send_if_modified(|held| {
+            if !held.closed {
+                change(held);
+            }
+            !held.closed
+        });
+    }
+
+    pub(super) fn close(&self) {
+        let closed = Held { closed: true, ..Held::nothing_but(0.0) };
+        self.held.send_replace(closed);
     }
 
     pub(super) fn watch(&self) -> Watch {
@@ -83,26 +128,18 @@ impl Resource {
     }
 }
 
-impl Drop for Resource {
-    /// The last handle is gone: the lease is to be released.
-    fn drop(&mut self) {
-        self.bell.wake();
-    }
-}
-
 /// Sees the changes of a resource's capacity.
 pub(super) struct Watch(watch::Receiver<Held>);
 
 impl Watch {
-    /// What may be used now. Later changes wake [`changed`](Self::changed).
-    pub(super) fn capacity(&mut self, now: Instant) -> Result<f64, Closed> {
+    /// What is held now. Later changes wake [`changed`](Self::changed).
+    pub(super) fn held(&mut self) -> Result<Held, Closed> {
         let held = *self.0.borrow_and_update();
-        if held.closed { Err(Closed) } else { Ok(held.capacity(now)) }
+        if held.closed { Err(Closed) } else { Ok(held) }
     }
 
-    /// Waits until the capacity may be another one, or until `wait` is over.
-    pub(super) async fn changed(&mut self, wait: Duration) {
-        let now = Instant::now();
+    /// Waits until another capacity may be held than at `now`, or until `wait` is over.
+    pub(super) async fn changed(&mut self, now: Instant, wait: Duration) {
         let wake = now + wait.min(FOREVER);
         let expires = self.0.borrow().expires;
         let wake = if now < expires { wake.min(expires) } else { wake };

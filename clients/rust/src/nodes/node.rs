@@ -222,14 +222,16 @@ impl Drop for Attempt {
     }
 }
 
-fn failure(status: Status) -> (Report, Failure) {
+pub(super) fn failure(status: Status) -> (Report, Failure) {
     let text = || format!("{:?}: {}", status.code(), status.message());
     match status.code() {
         Code::InvalidArgument => (Report::Answered, Failure::Invalid(status.message().to_owned())),
         // About the caller, not about the node.
-        Code::Unauthenticated | Code::PermissionDenied => {
-            (Report::Answered, Failure::Final(NoAnswer::Failed(text())))
+        Code::PermissionDenied => {
+            let message = status.message().to_owned();
+            (Report::Answered, Failure::Final(NoAnswer::Forbidden(message)))
         }
+        Code::Unauthenticated => (Report::Answered, Failure::Final(NoAnswer::Failed(text()))),
         Code::ResourceExhausted => {
             let pause = status.get_details_retry_info().and_then(|info| info.retry_delay);
             let pause = pause.unwrap_or(OVERLOAD_PAUSE);

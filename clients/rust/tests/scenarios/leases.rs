@@ -1,24 +1,19 @@
 //! Leases: rates, gauges, wants, modes, and what happens to them.
 
+mod doorman;
+mod fake;
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::metrics::Scrape;
-use testkit::{LimitsFile, Node, PollLimit, TEST_TIMEOUT, now_s};
-use tokio::net::TcpListener;
+use testkit::{LimitsFile, Node, PollLimit, TEST_TIMEOUT};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tokio_stream::wrappers::TcpListenerStream;
-use tollgate_client::{Capacity, Client, Closed, Fake, FakeAnswer, LeaseError, Mode};
-use tollgate_proto::doorman::capacity_server::{Capacity as CapacityService, CapacityServer};
-use tollgate_proto::doorman::{
-    DiscoveryRequest, DiscoveryResponse, GetCapacityRequest, GetCapacityResponse,
-    GetServerCapacityRequest, GetServerCapacityResponse, Lease, Mastership, ReleaseCapacityRequest,
-    ReleaseCapacityResponse, ResourceResponse,
-};
-use tonic::{Request, Response, Status};
+use tollgate_client::{Capacity, Client, Closed, LeaseError, Mode};
 
 use crate::builder;
 
@@ -95,19 +90,22 @@ async fn rates_of_several_processes_stay_within_the_capacity() {
         }
     }
     // The wants grow until the whole capacity is leased.
-    let rate = |used: usize, time: Duration| used as f64 / time.as_secs_f64();
-    let mut limit = PollLimit::new(TEST_TIMEOUT);
-    loop {
-        let (before, start) = (used.load(Ordering::Relaxed), Instant::now());
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let rate = rate(used.load(Ordering::Relaxed) - before, start.elapsed());
+    let measure = async |time: Duration| {
+        let (start, before) = (Instant::now(), used.load(Ordering::Relaxed));
+        tokio::time::sleep(time).await;
+        let used = used.load(Ordering::Relaxed) - before;
+        let seconds = start.elapsed().as_secs_f64();
         // The bursts of three clients come on top.
-        assert!(rate <= 100.0 + 3.0 * 10.0, "{rate} a second");
-        if rate > 90.0 {
-            break;
-        }
+        assert!(used as f64 <= 100.0 * seconds + 3.0 * 10.0, "{used} in {seconds} s");
+        used as f64 / seconds
+    };
+    let mut limit = PollLimit::new(TEST_TIMEOUT);
+    while measure(Duration::from_secs(1)).await < 90.0 {
         limit.check("the capacity is used");
     }
+    // It stays so.
+    let rate = measure(Duration::from_secs(5)).await;
+    assert!(rate > 90.0, "{rate} a second");
     stop.store(true, Ordering::Relaxed);
     using.join_all().await;
 }
@@ -118,21 +116,25 @@ async fn a_gauge_lets_in_as_many_as_are_leased() {
     let client = builder(&[node.grpc]).build().unwrap();
     let other = builder(&[node.grpc]).build().unwrap();
     let gauge = client.lease("connections").gauge().unwrap();
+    assert!(gauge.try_acquire().is_none());
     let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let leave = watch::Sender::new(false);
     let mut users = JoinSet::new();
     for _ in 0..150 {
         let (gauge, inside, most) = (gauge.clone(), Arc::clone(&inside), Arc::clone(&most));
+        let mut leave = leave.subscribe();
         users.spawn(async move {
             let _place = gauge.acquire().await.unwrap();
             let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
             most.fetch_max(now, Ordering::SeqCst);
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            leave.wait_for(|leave| *leave).await.unwrap();
             inside.fetch_sub(1, Ordering::SeqCst);
         });
     }
+    until("the capacity is used", || inside.load(Ordering::SeqCst) == 100).await;
+    leave.send_replace(true);
     users.join_all().await;
-    let most = most.load(Ordering::SeqCst);
-    assert!((1..=100).contains(&most), "{most} at once");
+    assert_eq!(most.load(Ordering::SeqCst), 100);
     // Another client wants all of it: what is left shrinks, and places are refused.
     let _all = other.lease("connections").wants(1000.0).capacity().unwrap();
     until("a place is refused", || {
@@ -149,16 +151,16 @@ async fn a_lease_that_runs_out_leaves_what_the_mode_says() {
     let client = builder(&[proxy.address()]).build().unwrap();
     let modes = [Mode::Safe, Mode::Pessimistic, Mode::Optimistic];
     let lease = |(at, mode): (usize, Mode)| {
-        client.lease(&format!("short-{at}")).wants(30.0).mode(mode).capacity().unwrap()
+        client.lease(&format!("short-{at}")).wants(150.0).mode(mode).capacity().unwrap()
     };
     let leases: Vec<Capacity> = modes.into_iter().enumerate().map(lease).collect();
     let all = || leases.iter().map(Capacity::get).collect::<Vec<_>>();
     // Before the first answer, nothing is known of a safe capacity.
-    until("leased", || all() == [30.0; 3]).await;
+    until("leased", || all() == [100.0; 3]).await;
     proxy.set(Fault::NoReplies);
-    until("run out", || all() == [7.0, 0.0, 30.0]).await;
+    until("run out", || all() == [7.0, 0.0, 150.0]).await;
     proxy.set(Fault::Nothing);
-    until("leased again", || all() == [30.0; 3]).await;
+    until("leased again", || all() == [100.0; 3]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,123 +176,36 @@ async fn a_client_that_is_closed_during_a_refresh_lets_go() {
     });
     until("leased", || leased(&node) == 50.0).await;
     proxy.set(Fault::Delay(Duration::from_millis(300)));
-    // A refresh is sent every second, and takes longer than half of it.
-    tokio::time::sleep(Duration::from_millis(1200)).await;
-    client.close().await;
+    // The request of a refresh has passed, and its answer has not.
+    let decided = || Scrape::of(node.http).sum("tollgate_lease_decisions_total", &[]);
+    let before = decided();
+    until("asked again", || decided() > before).await;
+    // Both return when the leases are released.
+    tokio::join!(client.close(), client.close());
+    let other = builder(&[node.grpc]).build().unwrap();
+    let mut all = other.lease("db").wants(100.0).capacity().unwrap();
+    assert_eq!(all.changed().await, Ok(100.0));
     assert_eq!(waiting.await.unwrap(), Err(Closed));
-    until("released", || leased(&node) == 0.0).await;
+    assert!(!rate.try_use(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_leases_are_refreshed_in_one_call() {
-    let (_limits, node) = node();
+async fn a_resource_that_is_not_allowed_spoils_no_other() {
+    let limits = LimitsFile::new(LIMITS);
+    let access = limits.path().with_file_name("access.yaml");
+    let callers = "callers: [{ name: a, anyone: true, resources: ['db.*'] }]";
+    std::fs::write(&access, callers).unwrap();
+    let node = Node::start(&limits.path(), &["--access", access.to_str().unwrap()]);
     let client = builder(&[node.grpc]).build().unwrap();
-    let leases: Vec<Capacity> =
-        (0..20).map(|at| client.lease(&format!("r{at}")).wants(1.0).capacity().unwrap()).collect();
-    until("leased", || leases.iter().all(|lease| lease.get() == 1.0)).await;
-    let calls = || Scrape::of(node.http).sum("tollgate_lease_requests_total", &[]);
-    let (before, start) = (calls(), Instant::now());
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    let most = 20.0 * (start.elapsed().as_secs_f64() / 0.9 + 1.0);
-    assert!(calls() - before <= most, "{} requests for leases", calls() - before);
-}
-
-/// A Doorman: it is the master, or names another one.
-#[derive(Clone, Default)]
-struct Doorman {
-    master: Arc<Mutex<Option<String>>>,
-    asked: Arc<AtomicUsize>,
-}
-
-#[tonic::async_trait]
-impl CapacityService for Doorman {
-    async fn get_capacity(
-        &self,
-        request: Request<GetCapacityRequest>,
-    ) -> Result<Response<GetCapacityResponse>, Status> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        if let Some(master) = self.master.lock().unwrap().clone() {
-            let mastership = Some(Mastership { master_address: Some(master) });
-            return Ok(Response::new(GetCapacityResponse { response: Vec::new(), mastership }));
-        }
-        let response = request.into_inner().resource.into_iter().map(|asked| ResourceResponse {
-            resource_id: asked.resource_id,
-            gets: Lease { expiry_time: now_s() + 60, refresh_interval: 1, capacity: asked.wants },
-            ..ResourceResponse::default()
-        });
-        Ok(Response::new(GetCapacityResponse { response: response.collect(), mastership: None }))
-    }
-
-    async fn discovery(
-        &self,
-        _: Request<DiscoveryRequest>,
-    ) -> Result<Response<DiscoveryResponse>, Status> {
-        Err(Status::unimplemented("not asked for here"))
-    }
-
-    async fn get_server_capacity(
-        &self,
-        _: Request<GetServerCapacityRequest>,
-    ) -> Result<Response<GetServerCapacityResponse>, Status> {
-        Err(Status::unimplemented("not asked for here"))
-    }
-
-    async fn release_capacity(
-        &self,
-        _: Request<ReleaseCapacityRequest>,
-    ) -> Result<Response<ReleaseCapacityResponse>, Status> {
-        Ok(Response::new(ReleaseCapacityResponse { mastership: None }))
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_doorman_that_moves_its_master_is_followed() {
-    let servers = [Doorman::default(), Doorman::default()];
-    let mut addresses = Vec::new();
-    for server in &servers {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        addresses.push(listener.local_addr().unwrap());
-        let service = CapacityServer::new(server.clone());
-        let serving = tonic::transport::Server::builder().add_service(service);
-        tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
-    }
-    let set_master = |at: usize| {
-        let [master, other] = [at, 1 - at].map(|at| &servers[at]);
-        *master.master.lock().unwrap() = None;
-        *other.master.lock().unwrap() = Some(addresses[at].to_string());
-    };
-    set_master(1);
-    // The client knows the first one only.
-    let client = builder(&addresses[..1]).build().unwrap();
-    let lease = client.lease("db").wants(5.0).capacity().unwrap();
-    until("leased by the second", || lease.get() == 5.0).await;
-    set_master(0);
-    lease.set_wants(6.0);
-    until("leased by the first", || lease.get() == 6.0).await;
-    set_master(1);
-    lease.set_wants(7.0);
-    until("leased by the second", || lease.get() == 7.0).await;
-    // None for a while.
-    *servers[1].master.lock().unwrap() = Some(String::new());
-    lease.set_wants(8.0);
-    let before = servers[1].asked.load(Ordering::SeqCst);
-    until("asked in vain", || servers[1].asked.load(Ordering::SeqCst) > before + 1).await;
-    assert_eq!(lease.get(), 7.0);
-    set_master(1);
-    until("leased by the second", || lease.get() == 8.0).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_fake_leases_without_a_node() {
-    let fake = Fake::new(FakeAnswer::Grant);
-    fake.capacity("db", 5.0);
-    let client = fake.client().build().unwrap();
-    let rate = client.lease("db").rate_limiter().unwrap();
-    let start = Instant::now();
-    for _ in 0..100 {
-        rate.wait(1).await.unwrap();
-    }
-    // At five a second, after a second or two of finding out how much is wanted.
-    let seconds = start.elapsed().as_secs_f64();
-    assert!((19.0..30.0).contains(&seconds), "{seconds}");
+    let lease = |name: &str| client.lease(name).wants(5.0).capacity().unwrap();
+    let forbidden = ["a", "db", "z"].map(lease);
+    let allowed = ["db.1", "db.2", "db.3", "db.4"].map(lease);
+    until("leased", || allowed.iter().all(|lease| lease.get() == 5.0)).await;
+    // What is dropped is released, with what may not be.
+    let other = builder(&[node.grpc]).build().unwrap();
+    let all = other.lease("db.1").wants(100.0).capacity().unwrap();
+    until("the rest", || all.get() == 95.0).await;
+    let [first, ..] = allowed;
+    drop((first, forbidden));
+    until("released", || all.get() == 100.0).await;
 }

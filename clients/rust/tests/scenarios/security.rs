@@ -21,7 +21,7 @@ async fn tls_with_a_certificate_of_the_client() {
     let args = [&args[..], &["--tls-client-ca-file", text(&root)]].concat();
     let node = Node::start(&limits.path(), &args);
     let address = format!("https://{}", node.grpc);
-    let builder = || Client::builder([&*address]).deadline(PATIENT).fallback(Fallback::Deny);
+    let builder = || Client::builder([&*address]).deadline(PATIENT);
     let mine = ca.client("mine", &["cn:a"]);
     let client = builder().ca_file(&root).certificate(&mine.cert, &mine.key).build().unwrap();
     assert_eq!(client.allow(REQUEST).await.unwrap().decided_by(), DecidedBy::Node);
@@ -38,9 +38,9 @@ async fn tls_with_a_certificate_of_the_client() {
         builder().ca_file(&root).certificate(&stranger.cert, &stranger.key),
         builder().ca_file(other.file()).certificate(&mine.cert, &mine.key),
         builder().ca_file(&root).certificate(&mine.cert, &mine.key).server_name("node.example"),
-        Client::builder([node.grpc.to_string()]).deadline(PATIENT).fallback(Fallback::Deny),
+        Client::builder([node.grpc.to_string()]).deadline(PATIENT),
     ] {
-        let client = builder.build().unwrap();
+        let client = builder.fallback(Fallback::Deny).build().unwrap();
         assert_eq!(client.allow(REQUEST).await.unwrap().decided_by(), DecidedBy::Fallback);
     }
     assert_eq!(client.allow(REQUEST).await.unwrap().decided_by(), DecidedBy::Node);

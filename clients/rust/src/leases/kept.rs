@@ -1,0 +1,121 @@
+//! What is known of a resource beyond what its handle sees: what to ask for, and what an answer
+//! means.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+use tollgate_proto::doorman::{Lease, ResourceRequest, ResourceResponse};
+
+use super::demand::Demand;
+use super::resource::{Held, Mode, Resource};
+
+/// The most that is asked for; it stands for no bound.
+const MOST_WANTS: f64 = 1e15;
+
+/// The safe capacity that stands for no bound.
+const NO_BOUND: f64 = -1.0;
+
+/// One moment on two clocks.
+#[derive(Clone, Copy)]
+pub(super) struct Now {
+    pub(super) at: Instant,
+    /// Since the epoch, the clock of leases.
+    since_epoch: Duration,
+}
+
+impl Now {
+    #[expect(clippy::disallowed_methods, reason = "leases expire by the time of day")]
+    pub(super) fn read() -> Self {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { at: Instant::now(), since_epoch }
+    }
+
+    /// How long a lease is valid from now on, a year at most; 0 if it has expired.
+    fn remaining(self, lease: &Lease) -> Duration {
+        let expires = Duration::from_secs(lease.expiry_time.try_into().unwrap_or(0));
+        expires.saturating_sub(self.since_epoch).min(Duration::from_secs(365 * 24 * 60 * 60))
+    }
+}
+
+/// What is known of one resource beyond what its handle sees.
+pub(super) struct Kept {
+    pub(super) resource: Arc<Resource>,
+    lease: Option<Lease>,
+    /// `None` if no node has said.
+    safe: Option<f64>,
+    pub(super) demand: Demand,
+    /// What was asked for last; `None` if nothing was.
+    pub(super) asked: Option<f64>,
+    /// Until when it is not asked for, because the nodes refuse to lease it.
+    pub(super) refused_until: Option<Instant>,
+}
+
+impl Kept {
+    pub(super) fn new(resource: Arc<Resource>) -> Self {
+        let (demand, asked, refused_until) = (Demand::default(), None, None);
+        Self { resource, lease: None, safe: None, demand, asked, refused_until }
+    }
+
+    /// What to ask for, `seconds` after the last whole second of demand.
+    pub(super) fn request(&mut self, seconds: f64, now: Now) -> ResourceRequest {
+        let wants = self.resource.wants().unwrap_or_else(|| {
+            // What has come in a part of a second is not multiplied.
+            self.demand.wants(self.resource.usage.demand(seconds.max(1.0)))
+        });
+        // A request with an invalid number would be refused.
+        let wants = if wants.is_nan() { 0.0 } else { wants.clamp(0.0, MOST_WANTS) };
+        self.asked = Some(wants);
+        ResourceRequest {
+            resource_id: self.resource.id.clone(),
+            priority: 0,
+            has: self.lease.filter(|lease| !now.remaining(lease).is_zero()),
+            wants,
+        }
+    }
+
+    pub(super) fn answered(&mut self, answer: &ResourceResponse, now: Now) {
+        // A node without the shared store may not know it, and does not take it back.
+        self.safe = answer.safe_capacity.or(self.safe.filter(|_| answer.degraded()));
+        self.lease = Some(answer.gets);
+        self.refused_until = None;
+        // A number that is none is no capacity.
+        let capacity = answer.gets.capacity.max(0.0);
+        let held = Held {
+            capacity,
+            expires: now.at + now.remaining(&answer.gets),
+            after: self.after(),
+            is_all: self.asked.is_some_and(|asked| capacity >= asked),
+            closed: false,
+        };
+        self.resource.hold(|present| *present = held);
+    }
+
+    /// There is no answer: what is held stays until it runs out.
+    pub(super) fn not_answered(&mut self) {
+        let after = self.after();
+        self.resource.hold(|held| held.after = after);
+    }
+
+    /// The capacity without a lease.
+    fn after(&self) -> f64 {
+        match self.resource.mode {
+            Mode::Pessimistic => 0.0,
+            Mode::Optimistic => self.asked.unwrap_or(0.0),
+            Mode::Safe => match self.safe {
+                Some(NO_BOUND) => f64::INFINITY,
+                Some(safe) => safe.max(0.0),
+                None => 0.0,
+            },
+        }
+    }
+
+    pub(super) fn is_refused(&self, now: Instant) -> bool {
+        self.refused_until.is_some_and(|until| now < until)
+    }
+
+    /// The name, unless it is one whose release would be refused, with that of all others.
+    pub(super) fn to_release(&self) -> Option<String> {
+        self.refused_until.is_none().then(|| self.resource.id.clone())
+    }
+}
