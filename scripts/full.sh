@@ -7,13 +7,14 @@
 #     --soak-minutes N    duration of the load on nodes (10)
 #     --suite N           additional runs of the whole test suite (0)
 #     --busy N            busy loops that compete for the CPUs meanwhile (0)
-#     --only PART…        only these parts: slow instructions docs clock repeat fuzz refusals abuse
-#                         clients h2spec soak reliability suite
+#     --only PART…        only these parts: slow instructions docs package clock repeat fuzz refusals
+#                         abuse clients h2spec soak reliability suite
 #
 #   slow          the tests that scripts/test.sh leaves out because they wait, or measure memory or
 #                 a rate; and tests of several nodes, whose figures are judged here
 #   instructions  scripts/instructions.sh
 #   docs          the documentation, as `cargo doc` makes it, and the examples in it
+#   package       the Rust client library as crates that can be published, each built alone
 #   clock         the tests of scripts/clock-tests.txt, which judge durations, several times
 #   repeat        the tests whose verdict depends on an order
 #   fuzz          scripts/fuzz.sh
@@ -31,7 +32,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 repeat=20 fuzz_seconds=600 soak_minutes=10 suite=0 busy=0
-parts=(slow instructions docs clock repeat fuzz refusals abuse clients h2spec soak reliability)
+parts=(slow instructions docs package clock repeat fuzz refusals abuse clients h2spec soak reliability)
 known=" ${parts[*]} suite "
 
 usage() {
@@ -150,11 +151,16 @@ docs() {
   cargo test --workspace --doc --locked
 }
 
+package() {
+  cargo package --locked --allow-dirty -p tollgate-common -p tollgate-proto -p tollgate-client
+}
+
 run_part() {
   case $1 in
   slow) slow ;;
   instructions) scripts/instructions.sh ;;
   docs) docs ;;
+  package) package ;;
   clock) scripts/run-tests.py --no-rerun --clock --repeat $(((repeat + 3) / 4)) ;;
   repeat) repeat ;;
   fuzz) scripts/fuzz.sh "$fuzz_seconds" ;;

@@ -20,6 +20,9 @@
 //! # }
 //! ```
 //!
+//! A client that makes many calls leases a share of a resource's capacity instead, and limits itself
+//! to it, without a call for each use: see [`Client::lease`].
+//!
 //! # When nodes fail
 //!
 //! A call that fails at one node is made to another one, as long as the deadline lasts. A node that
