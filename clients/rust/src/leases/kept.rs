@@ -13,6 +13,9 @@ use super::resource::{Held, Mode, Resource};
 /// The most that is asked for; it stands for no bound.
 const MOST_WANTS: f64 = 1e15;
 
+/// Shares are sums of fractions: one that is smaller by this part is the same.
+const ROUNDING: f64 = 1e-9;
+
 /// The safe capacity that stands for no bound.
 const NO_BOUND: f64 = -1.0;
 
@@ -85,7 +88,7 @@ impl Kept {
             capacity,
             expires: now.at + now.remaining(&answer.gets),
             after: self.after(),
-            is_all: self.asked.is_some_and(|asked| capacity >= asked),
+            is_all: self.asked.is_some_and(|asked| capacity >= asked * (1.0 - ROUNDING)),
             closed: false,
         };
         self.resource.hold(|present| *present = held);
