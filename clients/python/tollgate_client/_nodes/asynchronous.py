@@ -1,0 +1,146 @@
+"""The nodes of an asyncio client: tasks of its event loop keep them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Coroutine, List, Optional, Set
+
+import grpc
+import grpc.aio
+
+from .._decide.decider import Decider, Rules
+from .._decide.effects import Call, Change, Effect
+from .._decide.log import LOG
+from .._decide.settings import Servers
+from .._proto.health_pb2 import HealthCheckRequest
+from .._proto.health_pb2_grpc import HealthStub
+from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
+from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
+from .asking import Nodes
+from .channel import options
+from .failures import CHECK_TIMEOUT, check_problem
+from .pool import Check, Name, Node, Pool, Resolve
+
+
+class _Connection:
+    """A connection to one node. It is closed when nothing refers to it any more."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self.allow = QuotaServiceStub(channel).Allow
+        self.check = HealthStub(channel).Check
+
+
+class AsyncNodes:
+    """The nodes of one client in one event loop, until :meth:`stop`."""
+
+    def __init__(self, rules: Rules, servers: Servers) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._servers = servers
+        self._pool = Pool(servers.addresses, self._changed)
+        self._waiters: List[asyncio.Future[None]] = []
+        self._timer: Optional[asyncio.Handle] = None
+        self._tasks: Set[asyncio.Task[None]] = set()
+        self._is_stopped = False
+        self.decider = Decider(rules, Nodes(self._pool, time.monotonic), time.monotonic)
+        self._keep()
+
+    async def perform(self, effect: Effect) -> Any:
+        """Performs an effect of the decider's plans."""
+        if type(effect) is Call:
+            # Keeps the connection open until the call has ended.
+            connection = effect.node.connection
+            metadata = self._servers.credentials.metadata(time.monotonic())
+            try:
+                return await connection.allow(
+                    effect.message, timeout=effect.seconds, metadata=metadata
+                )
+            except grpc.RpcError as error:
+                return error
+        if type(effect) is Change:
+            if self._pool.changes == effect.number:
+                waiter = self.loop.create_future()
+                self._waiters.append(waiter)
+                await asyncio.wait([waiter], timeout=effect.seconds)
+        else:
+            await asyncio.sleep(effect.seconds)
+        return None
+
+    def stop(self) -> None:
+        """Ends the tasks, and closes the connections that are not in use."""
+        self._is_stopped = True
+        self._pool.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.loop.is_closed():
+            for task in self._tasks:
+                task.cancel()
+
+    def _changed(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._keep_after(0.0)
+
+    def _keep_after(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._is_stopped:
+            self._timer = self.loop.call_later(seconds, self._keep)
+
+    def _keep(self) -> None:
+        """Does what has to be done for the nodes."""
+        credentials = self._servers.credentials
+        now = time.monotonic()
+        credentials.refresh(now)
+        tasks, pause = self._pool.tasks(credentials.version, now)
+        self._keep_after(pause)
+        for task in tasks:
+            if isinstance(task, Resolve):
+                self._resolve(task.name)
+            else:
+                self._spawn(self._check(task))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _resolve(self, name: Name) -> None:
+        found = literal(name.address)
+        if found is not None:
+            self._pool.resolved(name, [found], time.monotonic())
+        else:
+            self._spawn(self._look_up(name))
+
+    async def _look_up(self, name: Name) -> None:
+        found: List[Socket] = []
+        try:
+            host, port, _ = name.address
+            found = sockets(await self.loop.getaddrinfo(host, port, **RESOLVER_ARGUMENTS))
+        except (OSError, UnicodeError) as error:
+            LOG.warning("the name of tollgate node %s can't be resolved: %s", name.address, error)
+        self._pool.resolved(name, found, time.monotonic())
+
+    async def _check(self, check: Check) -> None:
+        credentials = self._servers.credentials
+        version, now = credentials.version, time.monotonic()
+        connection = self._connect(check.node) if check.is_new else check.node.connection
+        try:
+            answer = await connection.check(
+                HealthCheckRequest(), timeout=CHECK_TIMEOUT, metadata=credentials.metadata(now)
+            )
+        except grpc.RpcError as error:
+            answer = error
+        problem = check_problem(answer)
+        self._pool.checked(check, connection, version, problem, time.monotonic())
+
+    def _connect(self, node: Node) -> _Connection:
+        credentials = self._servers.credentials.channel_credentials()
+        arguments = options(node.address, self._servers.server_name, credentials is not None)
+        target = node.socket.target
+        if credentials is None:
+            return _Connection(grpc.aio.insecure_channel(target, arguments))
+        return _Connection(grpc.aio.secure_channel(target, credentials, arguments))

@@ -1,0 +1,130 @@
+"""The nodes of a blocking client: a thread keeps them, and callers wait for their answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any, List, Optional
+
+import grpc
+
+from .._decide.decider import Decider, Rules
+from .._decide.effects import Call, Change, Effect
+from .._decide.log import LOG
+from .._decide.settings import Servers
+from .._proto.health_pb2 import HealthCheckRequest
+from .._proto.health_pb2_grpc import HealthStub
+from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
+from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
+from .asking import Nodes
+from .channel import options
+from .failures import CHECK_TIMEOUT, check_problem
+from .pool import Check, Name, Node, Pool, Resolve
+
+_STOP_TIMEOUT = 1.0
+"""Seconds to wait for the end of the thread."""
+
+
+class _Connection:
+    """A connection to one node. It is closed when nothing refers to it any more."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.allow = QuotaServiceStub(channel).Allow
+        self.check = HealthStub(channel).Check
+
+
+class BlockingNodes:
+    """The nodes of one client, until :meth:`stop`."""
+
+    def __init__(self, rules: Rules, servers: Servers) -> None:
+        self._servers = servers
+        self._pool = Pool(servers.addresses, self._changed)
+        self._change = threading.Condition()
+        self._is_stopped = False
+        self.decider = Decider(rules, Nodes(self._pool, time.monotonic), time.monotonic)
+        self._thread = threading.Thread(target=self._keep, name="tollgate-client", daemon=True)
+        self._thread.start()
+
+    def perform(self, effect: Effect) -> Any:
+        """Performs an effect of the decider's plans."""
+        if type(effect) is Call:
+            metadata = self._servers.credentials.metadata(time.monotonic())
+            try:
+                return effect.node.connection.allow(
+                    effect.message, timeout=effect.seconds, metadata=metadata
+                )
+            except grpc.RpcError as error:
+                return error
+        if type(effect) is Change:
+            with self._change:
+                self._change.wait_for(lambda: self._pool.changes != effect.number, effect.seconds)
+        else:
+            time.sleep(effect.seconds)
+        return None
+
+    def stop(self) -> None:
+        """Ends the thread, and closes the connections that are not in use."""
+        self._is_stopped = True
+        self._pool.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_TIMEOUT)
+
+    def _changed(self) -> None:
+        with self._change:
+            self._change.notify_all()
+
+    def _keep(self) -> None:
+        """Does what has to be done for the nodes."""
+        credentials = self._servers.credentials
+        while not self._is_stopped:
+            changes, now = self._pool.changes, time.monotonic()
+            credentials.refresh(now)
+            tasks, pause = self._pool.tasks(credentials.version, now)
+            for task in tasks:
+                if isinstance(task, Resolve):
+                    self._resolve(task.name)
+                else:
+                    self._check(task)
+            with self._change:
+                self._change.wait_for(lambda: self._pool.changes != changes, pause)
+
+    def _resolve(self, name: Name) -> None:
+        found = literal(name.address)
+        if found is not None:
+            self._pool.resolved(name, [found], time.monotonic())
+        else:
+            # The resolver may block for long, and must not delay the checks.
+            threading.Thread(target=self._look_up, args=(name,), daemon=True).start()
+
+    def _look_up(self, name: Name) -> None:
+        found: List[Socket] = []
+        try:
+            host, port, _ = name.address
+            found = sockets(socket.getaddrinfo(host, port, **RESOLVER_ARGUMENTS))
+        except (OSError, UnicodeError) as error:
+            LOG.warning("the name of tollgate node %s can't be resolved: %s", name.address, error)
+        self._pool.resolved(name, found, time.monotonic())
+
+    def _check(self, check: Check) -> None:
+        credentials = self._servers.credentials
+        version, now = credentials.version, time.monotonic()
+        connection = self._connect(check.node) if check.is_new else check.node.connection
+
+        def checked(call: Any) -> None:
+            error: Optional[grpc.RpcError] = call.exception()
+            problem = check_problem(call.result() if error is None else error)
+            self._pool.checked(check, connection, version, problem, time.monotonic())
+
+        call = connection.check.future(
+            HealthCheckRequest(), timeout=CHECK_TIMEOUT, metadata=credentials.metadata(now)
+        )
+        call.add_done_callback(checked)
+
+    def _connect(self, node: Node) -> _Connection:
+        credentials = self._servers.credentials.channel_credentials()
+        arguments = options(node.address, self._servers.server_name, credentials is not None)
+        target = node.socket.target
+        if credentials is None:
+            return _Connection(grpc.insecure_channel(target, arguments))
+        return _Connection(grpc.secure_channel(target, credentials, arguments))
