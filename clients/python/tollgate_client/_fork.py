@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import List, Protocol
 
 
 class Forked(Protocol):
@@ -17,10 +17,17 @@ class Forked(Protocol):
 
 _objects: weakref.WeakSet[Forked] = weakref.WeakSet()
 
+_abandoned: List[object] = []
+
 
 def remember(forked: Forked) -> None:
     """Has an object told of forks while it lives."""
     _objects.add(forked)
+
+
+def abandon(connections: object) -> None:
+    """Keeps what is the parent's, so that it is neither used nor closed here."""
+    _abandoned.append(connections)
 
 
 def _after_fork() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from types import TracebackType
-from typing import List, Optional, Type, Union
+from typing import Any, Optional, Type, Union
 
 from . import _fork
 from ._decide.effects import run
@@ -25,6 +25,7 @@ class Client(Configured):
     """
 
     _engine: Optional[_Engine] = None
+    _finalizer: Optional[weakref.finalize[..., Any]] = None
     _is_closed = False
 
     def allow(
@@ -113,17 +114,16 @@ class Client(Configured):
         if not isinstance(self._backend, Servers):
             return BlockingFake(self._rules, self._backend)
         nodes = BlockingNodes(self._rules, self._backend)
-        weakref.finalize(self, nodes.stop)
+        self._finalizer = weakref.finalize(self, nodes.stop)
         return nodes
 
     def after_fork(self) -> None:
         self._starting = threading.Lock()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         if self._engine is not None:
-            # The connections are the parent's: they are neither used nor closed here.
-            _inherited.append(self._engine)
+            _fork.abandon(self._engine)
             self._engine = None
 
 
 _Engine = Union[BlockingNodes, BlockingFake]
-
-_inherited: List[_Engine] = []

@@ -25,8 +25,13 @@ class AnyClient:
     def acquire(self, *arguments: Any, **options: Any) -> Granted:
         raise NotImplementedError
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Closes the client."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes the client, and what the test has it run in."""
+        self.end()
 
 
 class Blocking(AnyClient):
@@ -39,7 +44,7 @@ class Blocking(AnyClient):
     def acquire(self, *arguments: Any, **options: Any) -> Granted:
         return self.client.acquire(*arguments, **options)
 
-    def close(self) -> None:
+    def end(self) -> None:
         self.client.close()
 
 
@@ -63,9 +68,12 @@ class Asynchronous(AnyClient):
         granted: Granted = self.run(self.client.acquire(*arguments, **options))
         return granted
 
+    def end(self) -> None:
+        self.run(self.client.close())
+
     def close(self) -> None:
         if not self.loop.is_closed():
-            self.run(self.client.close())
+            self.end()
             self.run(_end_tasks())
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()

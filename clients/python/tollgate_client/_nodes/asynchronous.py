@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from typing import Any, Coroutine, List, Optional, Set
+from typing import Any, ClassVar, Coroutine, List, Optional, Set, Union
 
 import grpc
 import grpc.aio
@@ -18,7 +19,7 @@ from .._proto.health_pb2_grpc import HealthStub
 from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
 from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
 from .asking import Nodes
-from .channel import options
+from .channel import new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
 from .pool import Check, Name, Node, Pool, Resolve
 
@@ -32,8 +33,46 @@ class _Connection:
         self.check = HealthStub(channel).Check
 
 
+class _ConnectionAfterFork:
+    """The same in a process whose parent has used ``grpc.aio``, which does not work then any more:
+    on a channel of gRPC's own threads."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._allow = QuotaServiceStub(channel).Allow
+        self._check = HealthStub(channel).Check
+
+    async def allow(self, message: Any, **options: Any) -> Any:
+        return await _result(self._allow.future(message, **options))
+
+    async def check(self, message: Any, **options: Any) -> Any:
+        return await _result(self._check.future(message, **options))
+
+
+async def _result(call: Any) -> Any:
+    """Waits for the end of a call that another thread makes."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def end(_: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(ended.set)
+        except RuntimeError:  # The loop is closed: nobody waits.
+            pass
+
+    call.add_done_callback(end)
+    try:
+        await ended.wait()
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    return call.result()
+
+
 class AsyncNodes:
     """The nodes of one client in one event loop, until :meth:`stop`."""
+
+    _first_process: ClassVar[Optional[int]] = None
+    """The first process that has used ``grpc.aio``."""
 
     def __init__(self, rules: Rules, servers: Servers) -> None:
         self.loop = asyncio.get_running_loop()
@@ -43,6 +82,9 @@ class AsyncNodes:
         self._timer: Optional[asyncio.Handle] = None
         self._tasks: Set[asyncio.Task[None]] = set()
         self._is_stopped = False
+        if AsyncNodes._first_process is None:
+            AsyncNodes._first_process = os.getpid()
+        self._is_after_fork = AsyncNodes._first_process != os.getpid()
         self.decider = Decider(rules, Nodes(self._pool, time.monotonic), time.monotonic)
         self._keep()
 
@@ -137,10 +179,12 @@ class AsyncNodes:
         problem = check_problem(answer)
         self._pool.checked(check, connection, version, problem, time.monotonic())
 
-    def _connect(self, node: Node) -> _Connection:
+    def _connect(self, node: Node) -> Union[_Connection, _ConnectionAfterFork]:
         credentials = self._servers.credentials.channel_credentials()
         arguments = options(node.address, self._servers.server_name, credentials is not None)
         target = node.socket.target
+        if self._is_after_fork:
+            return _ConnectionAfterFork(new_channel(target, credentials, arguments))
         if credentials is None:
             return _Connection(grpc.aio.insecure_channel(target, arguments))
         return _Connection(grpc.aio.secure_channel(target, credentials, arguments))

@@ -18,7 +18,7 @@ from .._proto.health_pb2_grpc import HealthStub
 from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
 from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
 from .asking import Nodes
-from .channel import options
+from .channel import new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
 from .pool import Check, Name, Node, Pool, Resolve
 
@@ -124,7 +124,4 @@ class BlockingNodes:
     def _connect(self, node: Node) -> _Connection:
         credentials = self._servers.credentials.channel_credentials()
         arguments = options(node.address, self._servers.server_name, credentials is not None)
-        target = node.socket.target
-        if credentials is None:
-            return _Connection(grpc.insecure_channel(target, arguments))
-        return _Connection(grpc.secure_channel(target, credentials, arguments))
+        return _Connection(new_channel(node.socket.target, credentials, arguments))

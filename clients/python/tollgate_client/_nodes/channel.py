@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import List, Optional, Tuple, Union
 
+import grpc
+
 from .._version import VERSION
 from .address import Address
 
@@ -30,3 +32,12 @@ def options(address: Address, server_name: Optional[str], is_tls: bool) -> Optio
     else:
         options.append(("grpc.default_authority", str(address)))
     return options
+
+
+def new_channel(
+    target: str, credentials: Optional[grpc.ChannelCredentials], options: Options
+) -> grpc.Channel:
+    """A channel of gRPC's own threads."""
+    if credentials is None:
+        return grpc.insecure_channel(target, options)
+    return grpc.secure_channel(target, credentials, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterable, NamedTuple, Optional, Union
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from .._proto.health_pb2 import HealthCheckResponse
 from .._proto.status_pb2 import RetryInfo, Status
@@ -98,6 +99,6 @@ def _retry_delay(error: grpc.RpcError) -> float:
                 if detail.type_url.rpartition("/")[2] == "google.rpc.RetryInfo":
                     delay = RetryInfo.FromString(detail.value).retry_delay
                     return max(delay.seconds + delay.nanos / 1e9, 0.0)
-        except ValueError:  # protobuf's DecodeError
+        except DecodeError:
             break
     return _OVERLOAD_PAUSE
