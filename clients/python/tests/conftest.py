@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any, Callable, Iterator, Type
 
 import pytest
+
+# The tests start processes, and with Python 3.9 gRPC's preparations for a fork can fail that. What
+# tests forks does so in processes of its own, without this.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from .harness.clients import PATIENT, AnyClient, Asynchronous, Blocking
 from .harness.fault_proxy import FaultProxy

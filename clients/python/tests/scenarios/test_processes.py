@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 
@@ -23,93 +22,93 @@ from tollgate_client import Client, ClosedError, DecidedBy, Fallback, aio
 
 from ..harness.clients import PATIENT
 from ..harness.fault_proxy import Fault
-from ..harness.waiting import LIMIT, eventually, polls
+from ..harness.waiting import LIMIT, eventually
 
-# Python 3.12 and newer warn of any fork while there are threads, such as those of gRPC.
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+PRELUDE = """
+import asyncio, logging, multiprocessing, os, sys
+from tollgate_client import Client, DecidedBy, Fallback, aio
 
+logging.disable()
+client = Client(sys.argv[1], deadline=20.0)
+aio_client = aio.Client(sys.argv[1], deadline=20.0)
 
-def in_child(work: Callable[[], bool]) -> bool:
-    """Whether the work succeeds in a forked process, which ends as any other."""
+def ask():
+    assert client.allow("a", "b").decided_by is DecidedBy.NODE
+
+async def ask_often(client):
+    calls = [asyncio.ensure_future(client.acquire("a", "b")) for _ in range(20)]
+    calls[0].cancel()
+    for granted in await asyncio.gather(*calls[1:]):
+        assert granted.decided_by is DecidedBy.NODE
+
+def in_child(work, *arguments):
     child = os.fork()
-    if child == 0:
-        done = False
-        try:
-            done = work()
-        finally:
-            os._exit(0 if done else 1)
-    for _ in polls("the child ends"):
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status == 0
-    raise AssertionError
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        work(*arguments)
+        sys.exit()
+"""
 
 
-def test_a_client_of_before_a_fork_works_in_the_child(start):
-    client = Client(start().grpc, deadline=PATIENT)
-    is_answered = lambda: client.allow("a", "b").decided_by is DecidedBy.NODE  # noqa: E731
-    assert is_answered() and in_child(is_answered) and is_answered()
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=client.allow, args=("a", "b"))
-    process.start()
-    process.join(LIMIT)
-    assert process.exitcode == 0 and is_answered()
-    client.close()
-
-
-def test_an_asyncio_client_of_before_a_fork_works_in_the_child(start):
-    client = aio.Client(start().grpc, deadline=PATIENT)
-
-    async def ask() -> bool:
-        assert (await client.acquire("a", "b")).decided_by is DecidedBy.NODE
-        calls = [asyncio.ensure_future(client.allow("a", "b")) for _ in range(20)]
-        calls[0].cancel()
-        await asyncio.gather(*calls[1:])
-        return True
-
-    is_answered = lambda: asyncio.run(ask())  # noqa: E731
-    assert in_child(is_answered), "it has not been used"
-    assert is_answered() and in_child(is_answered) and is_answered()
-
-
-def test_a_process_ends_cleanly(start):
-    """Without a word, although no client is closed; after a fork, too."""
-    program = """
-        import asyncio, logging, os, sys
-        from tollgate_client import Client, Fallback, aio
-
-        logging.disable()
-        blocking, other = (Client(sys.argv[1], deadline=20.0) for _ in range(2))
-        blocking.allow("a", "b")
-        other.allow("a", "b")
-
-        async def ask(client):
-            return await client.allow("a", "b")
-
-        left = aio.Client(sys.argv[1], deadline=20.0)
-        asyncio.run(ask(left))
-        asyncio.run(ask(aio.Client(sys.argv[1], deadline=20.0)))
-        asyncio.run(ask(aio.Client("127.0.0.1:9", fallback=Fallback.DENY)))
-        child = os.fork()
-        blocking.allow("a", "b")
-        if child:
-            sys.exit(os.waitpid(child, 0)[1])
-    """
-    arguments = [sys.executable, "-X", "dev", "-W", "error", "-W", "ignore:.*fork"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(tollgate_client.__file__).parents[1]),
-        # gRPC tells of forks.
-        "GRPC_VERBOSITY": "NONE",
-    }
+def run(program: str, address: str) -> None:
+    """Runs a program in a process of its own, which must end well and without a word."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(tollgate_client.__file__).parents[1])}
+    del environment["GRPC_ENABLE_FORK_SUPPORT"]
+    # gRPC tells of forks, and Python 3.12 and newer warn of them.
+    environment["GRPC_VERBOSITY"] = "NONE"
+    options = ["-X", "dev", "-W", "error", "-W", "ignore:.*use of fork:DeprecationWarning"]
     done = subprocess.run(
-        [*arguments, "-c", textwrap.dedent(program), start().grpc],
+        [sys.executable, *options, "-c", PRELUDE + textwrap.dedent(program), address],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=2 * LIMIT,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_client_of_before_a_fork_works_in_the_child(start):
+    program = """
+        in_child(ask)
+        ask()
+        in_child(ask)
+        in_child(in_child, ask)
+        process = multiprocessing.get_context("fork").Process(target=ask)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        ask()
+    """
+    run(program, start().grpc)
+
+
+def test_an_asyncio_client_of_before_a_fork_works_in_the_child(start):
+    program = """
+        def run_often():
+            asyncio.run(ask_often(aio_client))
+
+        in_child(run_often)
+        run_often()
+        in_child(run_often)
+        in_child(in_child, run_often)
+        run_often()
+    """
+    run(program, start().grpc)
+
+
+def test_a_process_ends_without_a_word(start):
+    """Although no client is closed; after a fork, too."""
+    program = """
+        other = Client(sys.argv[1], deadline=20.0)
+        other.allow("a", "b")
+        ask()
+        asyncio.run(ask_often(aio_client))
+        asyncio.run(ask_often(aio.Client(sys.argv[1], deadline=20.0)))
+        asyncio.run(aio.Client("127.0.0.1:9", fallback=Fallback.DENY).allow("a", "b"))
+        in_child(ask)
+    """
+    run(program, start().grpc)
 
 
 def test_an_interrupted_call_ends_at_once(proxied):
