@@ -106,7 +106,7 @@ class Client(Configured):
         if not isinstance(self._backend, Servers):
             return AsyncFake(self._rules, self._backend)
         nodes = AsyncNodes(self._rules, self._backend)
-        self._finalizer = weakref.finalize(self, nodes.stop)
+        self._finalizer = weakref.finalize(self, nodes.abandon)
         return nodes
 
     def after_fork(self) -> None:

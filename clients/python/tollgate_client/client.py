@@ -114,7 +114,7 @@ class Client(Configured):
         if not isinstance(self._backend, Servers):
             return BlockingFake(self._rules, self._backend)
         nodes = BlockingNodes(self._rules, self._backend)
-        self._finalizer = weakref.finalize(self, nodes.stop)
+        self._finalizer = weakref.finalize(self, nodes.abandon)
         return nodes
 
     def after_fork(self) -> None:

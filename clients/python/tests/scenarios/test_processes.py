@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import tollgate_client
-from tollgate_client import Client, ClosedError, DecidedBy, Fallback, aio
+from tollgate_client import Client, ClosedError, DecidedBy, Fallback, NoDecisionError, aio
 
 from ..harness.clients import PATIENT
 from ..harness.fault_proxy import Fault
@@ -129,7 +129,8 @@ def test_an_interrupted_call_ends_at_once(proxied):
 
 
 def test_one_thread_for_each_client_and_none_after_it(start):
-    address = start().grpc
+    node = start()
+    address = node.grpc
     ours = lambda: [one for one in threading.enumerate() if one.name == "tollgate-client"]  # noqa: E731
     client = Client(address, deadline=PATIENT)
     assert not ours(), "it begins with the first request"
@@ -144,6 +145,8 @@ def test_one_thread_for_each_client_and_none_after_it(start):
     del dropped
     gc.collect()
     eventually("the thread of a dropped client ends", lambda: not ours())
+    connections = lambda: node.metric("tollgate_connections", transport="grpc")  # noqa: E731
+    eventually("its connection is closed", lambda: connections() == 0)
 
 
 def test_a_closed_client_refuses_requests(connect, start):
@@ -173,5 +176,34 @@ def test_the_tasks_of_an_asyncio_client_end_with_it(start):
             await asyncio.gather(*(client.allow("a", "b") for _ in range(50)))
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(use())
+
+
+def test_an_application_that_cancels_all_tasks(proxied):
+    _, proxy = proxied
+
+    async def use() -> None:
+        async with aio.Client(proxy.address, deadline=PATIENT) as client:
+            await client.allow("a", "b")
+            proxy.set(Fault.REFUSED)
+            with pytest.raises(NoDecisionError):
+                await client.allow("a", "b")
+            proxy.set(Fault.NO_REPLIES)
+            ours: "set[Any]" = set()
+            while not ours:
+                await asyncio.sleep(0.005)
+                ours = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in ours:
+                task.cancel()
+            proxy.set(Fault.NOTHING)
+            for _ in range(int(LIMIT / 0.01)):
+                await asyncio.sleep(0.01)
+                try:
+                    await client.allow("a", "b")
+                except NoDecisionError:
+                    continue
+                return
+            raise AssertionError("the node is not called again")
 
     asyncio.run(use())

@@ -147,3 +147,18 @@ def test_a_name_is_resolved_sooner_while_no_node_is_called():
         kept.pool.report(kept.pool.attempt((), 1), FAILED, 1)
     kept.resolve([THREE], 2)
     assert [node.socket for node in kept.pool.nodes] == [THREE], "the old one is not well"
+
+
+def test_what_could_not_be_done_is_due_again():
+    kept = Kept()
+    (task,) = kept.pool.tasks(1, 0)[0]
+    kept.pool.put_off(task, 0)
+    kept.resolve([ONE], 2)
+    (check,) = kept.checks(2)
+    kept.pool.put_off(check, 2)
+    assert kept.checks(2.9) == []
+    kept.check(3)
+    assert kept.called(1, 3) == [ONE.ip]
+    (check,) = kept.checks(13)
+    kept.pool.put_off(check, 13)
+    assert kept.called(1, 13) == [ONE.ip], "that says nothing about the node"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any, ClassVar, Coroutine, List, Optional, Set, Union
+from typing import Any, ClassVar, List, Optional, Set, Union
 
 import grpc
 import grpc.aio
@@ -21,7 +21,7 @@ from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
 from .asking import Nodes
 from .channel import new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
-from .pool import Check, Name, Node, Pool, Resolve
+from .pool import Check, Name, Node, Pool, Resolve, Task
 
 
 class _Connection:
@@ -119,6 +119,14 @@ class AsyncNodes:
             for task in self._tasks:
                 task.cancel()
 
+    def abandon(self) -> None:
+        """The same without a lock while the loop runs, as the garbage collector may be in code that
+        holds one."""
+        if self.loop.is_closed():
+            self.stop()
+        else:
+            self.loop.call_soon_threadsafe(self.stop)
+
     def _changed(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -140,22 +148,24 @@ class AsyncNodes:
         tasks, pause = self._pool.tasks(credentials.version, now)
         self._keep_after(pause)
         for task in tasks:
-            if isinstance(task, Resolve):
-                self._resolve(task.name)
+            found = literal(task.name.address) if isinstance(task, Resolve) else None
+            if isinstance(task, Resolve) and found is not None:
+                self._pool.resolved(task.name, [found], now)
             else:
-                self._spawn(self._check(task))
+                running = self.loop.create_task(self._do(task))
+                self._tasks.add(running)
+                running.add_done_callback(self._tasks.discard)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _resolve(self, name: Name) -> None:
-        found = literal(name.address)
-        if found is not None:
-            self._pool.resolved(name, [found], time.monotonic())
-        else:
-            self._spawn(self._look_up(name))
+    async def _do(self, task: Task) -> None:
+        try:
+            if isinstance(task, Resolve):
+                await self._look_up(task.name)
+            else:
+                await self._check(task)
+        except BaseException:
+            # The application has cancelled all tasks, or there is too little memory.
+            self._pool.put_off(task, time.monotonic())
+            raise
 
     async def _look_up(self, name: Name) -> None:
         found: List[Socket] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
 from .asking import Nodes
 from .channel import new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
-from .pool import Check, Name, Node, Pool, Resolve
+from .pool import Check, Name, Node, Pool, Resolve, Task
 
 _STOP_TIMEOUT = 1.0
 """Seconds to wait for the end of the thread."""
@@ -41,6 +42,7 @@ class BlockingNodes:
         self._servers = servers
         self._pool = Pool(servers.addresses, self._changed)
         self._change = threading.Condition()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_stopped = False
         self.decider = Decider(rules, Nodes(self._pool, time.monotonic), time.monotonic)
         self._thread = threading.Thread(target=self._keep, name="tollgate-client", daemon=True)
@@ -65,12 +67,17 @@ class BlockingNodes:
 
     def stop(self) -> None:
         """Ends the thread, and closes the connections that are not in use."""
+        self.abandon()
+        self._thread.join(_STOP_TIMEOUT)
+
+    def abandon(self) -> None:
+        """The same without a wait or a lock, as the garbage collector may be in a thread that holds
+        one."""
         self._is_stopped = True
-        self._pool.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_STOP_TIMEOUT)
+        self._wakes.put(None)
 
     def _changed(self) -> None:
+        self._wakes.put(None)
         with self._change:
             self._change.notify_all()
 
@@ -78,16 +85,26 @@ class BlockingNodes:
         """Does what has to be done for the nodes."""
         credentials = self._servers.credentials
         while not self._is_stopped:
-            changes, now = self._pool.changes, time.monotonic()
+            now = time.monotonic()
             credentials.refresh(now)
             tasks, pause = self._pool.tasks(credentials.version, now)
             for task in tasks:
-                if isinstance(task, Resolve):
-                    self._resolve(task.name)
-                else:
-                    self._check(task)
-            with self._change:
-                self._change.wait_for(lambda: self._pool.changes != changes, pause)
+                try:
+                    self._begin(task)
+                except Exception:  # There may be too many threads, or too little memory.
+                    LOG.exception("a tollgate node can't be checked or resolved now")
+                    self._pool.put_off(task, now)
+            try:
+                self._wakes.get(timeout=pause)
+            except queue.Empty:
+                pass
+        self._pool.close()
+
+    def _begin(self, task: Task) -> None:
+        if isinstance(task, Resolve):
+            self._resolve(task.name)
+        else:
+            self._check(task)
 
     def _resolve(self, name: Name) -> None:
         found = literal(name.address)

@@ -20,6 +20,9 @@ _RESOLVE_INTERVAL = 30.0
 _RESOLVE_INTERVAL_IN_NEED = 2.0
 """The same while no node is called."""
 
+_PUT_OFF = 1.0
+"""Seconds after which a check is due again that could not be made."""
+
 
 class Node:
     """One IP address of a node, with its circuit and its connection."""
@@ -235,6 +238,16 @@ class Pool:
             LOG.warning("tollgate node %s is not called until it answers a check: %s", node, problem)
         elif before is State.DOWN and after is not State.DOWN:
             LOG.info("tollgate node %s answers again", node)
+
+    def put_off(self, task: Task, now: float) -> None:
+        """Takes that a task could not be done: it is due again after a while."""
+        with self._lock:
+            if isinstance(task, Resolve):
+                task.name.resolved((), now)
+            else:
+                task.node.is_checked = False
+                task.node.check_at = now + _PUT_OFF
+            self._has_changed(now)
 
     def close(self) -> None:
         """Calls no node any more."""
