@@ -67,9 +67,7 @@ def redis(ending: contextlib.ExitStack) -> Redis:
 
 
 @pytest.fixture
-def proxied(
-    start: Callable[..., Node], ending: contextlib.ExitStack
-) -> "tuple[Node, FaultProxy]":
+def proxied(start: Callable[..., Node], ending: contextlib.ExitStack) -> "tuple[Node, FaultProxy]":
     """A node behind a proxy."""
     node = start()
     proxy = FaultProxy(node.port)

@@ -41,8 +41,8 @@ class Client(Configured):
         deadline: Optional[float] = None,
         critical: bool = True,
     ) -> Decision:
-        """Asks for tokens. Waits for the answer, but not for the tokens: ``granted.wait`` is left to
-        the caller. The arguments and errors are those of :meth:`tollgate_client.Client.allow`.
+        """Asks for tokens. Waits for the answer, but not for the tokens: ``granted.wait`` is left
+        to the caller. The arguments and errors are those of :meth:`tollgate_client.Client.allow`.
 
         If the task is cancelled, tokens that were granted are lost. Use ``deadline`` and
         ``max_wait`` instead.
@@ -98,7 +98,6 @@ class Client(Configured):
         if engine is not None:
             # Its event loop has ended.
             engine.stop()
-        _fork.remember(self)
         self._engine = engine = self._new_engine()
         return engine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Optional, Union
 
 
@@ -68,7 +68,7 @@ class Refused:
     ``None`` if it never could, or if nobody knows."""
     decided_by: DecidedBy
     """Who has decided."""
-    debt: float = 0.0
+    debt: float = field(default=0.0, compare=False, repr=False)
     """Seconds that the bucket takes to pay its debt, which a request waits for at least."""
 
     is_granted: ClassVar[Literal[False]] = False

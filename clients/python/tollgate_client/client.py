@@ -16,6 +16,7 @@ from .errors import ClosedError
 from .fake import BlockingFake
 from .request import request
 
+
 class Client(Configured):
     """Asks tollgate for tokens. Threads may share it; one client per process is enough. It connects
     with the first request, and after a fork the child connects anew.
@@ -38,8 +39,8 @@ class Client(Configured):
         deadline: Optional[float] = None,
         critical: bool = True,
     ) -> Decision:
-        """Asks for tokens. Waits for the answer, but not for the tokens: ``granted.wait`` is left to
-        the caller.
+        """Asks for tokens. Waits for the answer, but not for the tokens: ``granted.wait`` is left
+        to the caller.
 
         tokens: how many; 0 means 1.
         max_wait: the longest wait for the tokens in seconds, in whole milliseconds. Without it, and
@@ -106,7 +107,6 @@ class Client(Configured):
             if self._is_closed:
                 raise ClosedError("the client is closed")
             if self._engine is None:
-                _fork.remember(self)
                 self._engine = self._new_engine()
             return self._engine
 

@@ -13,7 +13,8 @@ class TollgateError(Exception):
 
 
 class SettingsError(TollgateError, ValueError):
-    """A client can't be made of these settings: a malformed address, or a file that can't be used."""
+    """A client can't be made of these settings: an address is malformed, or a file can't be
+    used."""
 
 
 class ClosedError(TollgateError):

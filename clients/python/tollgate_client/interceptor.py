@@ -1,11 +1,11 @@
 """Interceptors for gRPC clients: each call takes tokens first.
 
-    channel = grpc.insecure_channel("db.internal:443")
-    quota = QuotaInterceptor(client, lambda method: ("db", method), max_wait=1.0)
-    stub = DatabaseStub(grpc.intercept_channel(channel, quota))
+channel = grpc.insecure_channel("db.internal:443")
+quota = QuotaInterceptor(client, lambda method: ("db", method), max_wait=1.0)
+stub = DatabaseStub(grpc.intercept_channel(channel, quota))
 
-    channel = grpc.aio.insecure_channel("db.internal:443", interceptors=aio_interceptors(
-        aio_client, lambda method: ("db", method), max_wait=1.0))
+channel = grpc.aio.insecure_channel("db.internal:443", interceptors=aio_interceptors(
+    aio_client, lambda method: ("db", method), max_wait=1.0))
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ def aio_interceptors(
 
 
 class _AioQuota:
-    def __init__(
-        self, client: AioClient, bucket_of: BucketOf, max_wait: Optional[float]
-    ) -> None:
+    def __init__(self, client: AioClient, bucket_of: BucketOf, max_wait: Optional[float]) -> None:
         self._client = client
         self._bucket_of = bucket_of
         self._max_wait = max_wait

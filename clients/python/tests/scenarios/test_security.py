@@ -50,9 +50,7 @@ def test_certificates_that_are_replaced(connect, start, tmp_path):
     node = start("global_default_bucket: {}", *tls(ca.server("own"), ca))
     mine, root = ca.client("a"), tmp_path / "root.pem"
     shutil.copy(ca.file, root)
-    client = connect(
-        f"https://{node.grpc}", ca_file=root, fallback=Fallback.DENY, **mine._asdict()
-    )
+    client = connect(f"https://{node.grpc}", ca_file=root, fallback=Fallback.DENY, **mine._asdict())
     assert client.allow("a", "b").decided_by is DecidedBy.NODE
     # The node comes back with certificates of another authority.
     node.kill()

@@ -133,7 +133,9 @@ def test_the_debt_of_a_refusal():
 
 
 def test_requests_on_the_wire():
-    def wire(tokens: int = 1, max_wait: "float | None" = None, critical: bool = True) -> AllowRequest:
+    def wire(
+        tokens: int = 1, max_wait: "float | None" = None, critical: bool = True
+    ) -> AllowRequest:
         return message(request("a", "b", tokens, max_wait, None, critical))
 
     assert wire(0).tokens_requested == 1 and wire(2**70).tokens_requested == 2**63 - 1

@@ -19,6 +19,7 @@ from typing import (
     Union,
 )
 
+from .. import _fork
 from .._nodes.address import Address, parse
 from .._nodes.credentials import Credentials, Files
 from ..errors import SettingsError
@@ -88,6 +89,7 @@ class Configured:
         Raises ``SettingsError``.
         """
         self._starting = threading.Lock()
+        _fork.remember(self)
         if not deadline >= 0:
             raise SettingsError(f"a deadline of {deadline} seconds")
         fallbacks = Fallbacks(fallback, namespace_fallbacks, bucket_fallbacks)
@@ -100,10 +102,14 @@ class Configured:
         else:
             self._backend = addresses
 
+    def after_fork(self) -> None:
+        """Has the client connect anew, in the child of a fork."""
+        raise NotImplementedError
+
     @classmethod
     def from_env(cls: Type[C], **settings: Any) -> C:
-        """A client with the settings in the environment: ``TOLLGATE_ADDRESS``, one or more addresses
-        separated by commas; and ``TOLLGATE_CA_FILE``, ``TOLLGATE_SERVER_NAME``,
+        """A client with the settings in the environment: ``TOLLGATE_ADDRESS``, one or more
+        addresses separated by commas; and ``TOLLGATE_CA_FILE``, ``TOLLGATE_SERVER_NAME``,
         ``TOLLGATE_CERT_FILE`` with ``TOLLGATE_KEY_FILE``, and ``TOLLGATE_TOKEN_FILE``. The given
         settings count instead of them, or besides.
 

@@ -173,7 +173,7 @@ class AsyncNodes:
             host, port, _ = name.address
             found = sockets(await self.loop.getaddrinfo(host, port, **RESOLVER_ARGUMENTS))
         except (OSError, UnicodeError) as error:
-            LOG.warning("the name of tollgate node %s can't be resolved: %s", name.address, error)
+            LOG.warning("the name of node %s can't be resolved: %s", name.address, error)
         self._pool.resolved(name, found, time.monotonic())
 
     async def _check(self, check: Check) -> None:

@@ -92,7 +92,7 @@ class BlockingNodes:
                 try:
                     self._begin(task)
                 except Exception:  # There may be too many threads, or too little memory.
-                    LOG.exception("a tollgate node can't be checked or resolved now")
+                    LOG.exception("a node can't be checked or resolved now")
                     self._pool.put_off(task, now)
             try:
                 self._wakes.get(timeout=pause)
@@ -120,7 +120,7 @@ class BlockingNodes:
             host, port, _ = name.address
             found = sockets(socket.getaddrinfo(host, port, **RESOLVER_ARGUMENTS))
         except (OSError, UnicodeError) as error:
-            LOG.warning("the name of tollgate node %s can't be resolved: %s", name.address, error)
+            LOG.warning("the name of node %s can't be resolved: %s", name.address, error)
         self._pool.resolved(name, found, time.monotonic())
 
     def _check(self, check: Check) -> None:

@@ -174,7 +174,7 @@ class Pool:
             # The pause begins anew.
             node.check_at = now + node.circuit.pause(self._jitter())
             self._has_changed(now)
-        LOG.warning("calls to tollgate node %s fail: it is not called until it answers a check", node)
+        LOG.warning("calls to node %s fail: it is not called until it answers a check", node)
 
     # Upkeep
 
@@ -226,7 +226,7 @@ class Pool:
             node.is_checked = False
             if is_new and circuit.is_called and problem is not None:
                 # Connected with older certificates, which still serve.
-                LOG.error("tollgate node %s refuses the new certificates: %s", node, problem)
+                LOG.error("node %s refuses the new certificates: %s", node, problem)
             else:
                 circuit.checked(problem is None)
                 if problem is None:
@@ -235,9 +235,9 @@ class Pool:
             self._has_changed(now)
             after = circuit.state
         if after is State.DOWN and before is not State.DOWN:
-            LOG.warning("tollgate node %s is not called until it answers a check: %s", node, problem)
+            LOG.warning("node %s is not called until it answers a check: %s", node, problem)
         elif before is State.DOWN and after is not State.DOWN:
-            LOG.info("tollgate node %s answers again", node)
+            LOG.info("node %s answers again", node)
 
     def put_off(self, task: Task, now: float) -> None:
         """Takes that a task could not be done: it is due again after a while."""
@@ -263,9 +263,7 @@ class Pool:
         for node in kept.union(self.nodes):
             is_called = node in kept and node.circuit.is_called
             if METRICS is not None:
-                METRICS.nodes(
-                    (node in kept) - (node in self.nodes), is_called - node.counted
-                )
+                METRICS.nodes((node in kept) - (node in self.nodes), is_called - node.counted)
             node.counted = is_called
         known = [node for node in self.nodes if node in kept]
         self.nodes = (*known, *(node for node in kept if node not in known))
