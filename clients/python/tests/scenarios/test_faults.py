@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -55,11 +56,12 @@ def test_an_idle_client_finds_that_its_node_hangs(connect, proxied, monkeypatch)
     monkeypatch.setattr(asynchronous, "CHECK_TIMEOUT", 0.5)
     _, proxy = proxied
     client = connect(proxy.address)
+    gc.collect()
     client.allow("a", "b")
-    assert metric("nodes_called") == 1
+    called = metric("nodes_called")
     proxy.set(Fault.NO_REPLIES)
     # No call fails, but the check.
-    eventually("the circuit is open", lambda: metric("nodes_called") == 0)
+    eventually("the circuit is open", lambda: metric("nodes_called") == called - 1)
     before = time.monotonic()
     with pytest.raises(NoDecisionError) as error:
         client.allow("a", "b")
