@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all checks, here and in CI: formatting, lints, documentation, deployment files, the
-# instructions of a decision, and tests. Installs missing packages on Debian or Ubuntu (as root, or
+# instructions of a decision, the Python library, and tests. Installs missing packages on Debian or Ubuntu (as root, or
 # with sudo).
 #   scripts/test.sh           all
 #   scripts/test.sh --quick   before each commit: formatting, lints, documentation, unit tests, and
@@ -75,6 +75,9 @@ scripts/check-deploy.sh
 
 say "instructions of a decision"
 count
+
+# It begins each of its parts with a headline.
+scripts/test-python.sh
 
 say "tests"
 exec scripts/run-tests.py

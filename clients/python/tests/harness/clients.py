@@ -1,0 +1,99 @@
+"""Both clients behind one face, so that each scenario is written once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, Coroutine, Iterable, Union
+
+from tollgate_client import Client, DecidedBy, Decision, Fake, Granted, NoDecisionError, aio
+
+from .waiting import polls
+
+PATIENT = 20.0
+"""Seconds: longer than anything that should be answered takes, even on a busy machine."""
+
+Addresses = Union[str, Iterable[str], Fake]
+
+
+class AnyClient:
+    """A client as the scenarios use it. Threads may share it."""
+
+    def allow(self, *arguments: Any, **options: Any) -> Decision:
+        raise NotImplementedError
+
+    def acquire(self, *arguments: Any, **options: Any) -> Granted:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Closes the client."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes the client, and what the test has it run in."""
+        self.end()
+
+
+class Blocking(AnyClient):
+    def __init__(self, addresses: Addresses, **settings: Any) -> None:
+        self.client = Client(addresses, **settings)
+
+    def allow(self, *arguments: Any, **options: Any) -> Decision:
+        return self.client.allow(*arguments, **options)
+
+    def acquire(self, *arguments: Any, **options: Any) -> Granted:
+        return self.client.acquire(*arguments, **options)
+
+    def end(self) -> None:
+        self.client.close()
+
+
+class Asynchronous(AnyClient):
+    """An asyncio client in an event loop with a thread of its own."""
+
+    def __init__(self, addresses: Addresses, **settings: Any) -> None:
+        self.client = aio.Client(addresses, **settings)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def allow(self, *arguments: Any, **options: Any) -> Decision:
+        decision: Decision = self.run(self.client.allow(*arguments, **options))
+        return decision
+
+    def acquire(self, *arguments: Any, **options: Any) -> Granted:
+        granted: Granted = self.run(self.client.acquire(*arguments, **options))
+        return granted
+
+    def end(self) -> None:
+        self.run(self.client.close())
+
+    def close(self) -> None:
+        if not self.loop.is_closed():
+            self.end()
+            self.run(_end_tasks())
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def ask_until_decided_by(
+    client: AnyClient, who: DecidedBy, namespace: str = "a", bucket: str = "b", **options: Any
+) -> Decision:
+    """Asks for tokens until they are decided on by ``who``."""
+    for _ in polls(f"decided by {who}"):
+        try:
+            decision = client.allow(namespace, bucket, **options)
+        except NoDecisionError:
+            continue
+        if decision.decided_by is who:
+            return decision
+    raise AssertionError

@@ -1,0 +1,80 @@
+"""What the error of a call says."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import grpc
+import pytest
+
+from tollgate_client import NoAnswer
+from tollgate_client._nodes.circuit import ANSWERED, CANCELLED, FAILED, UNREACHABLE, Outcome, Report
+from tollgate_client._nodes.failures import check_problem, failure
+from tollgate_client._proto.health_pb2 import HealthCheckResponse
+from tollgate_client._proto.status_pb2 import Any as AnyMessage
+from tollgate_client._proto.status_pb2 import Duration, RetryInfo, Status
+
+
+class Error(grpc.RpcError):
+    def __init__(self, code: str, details: str = "", metadata: Tuple[Any, ...] = ()) -> None:
+        self._values = grpc.StatusCode[code], details, metadata
+
+    def code(self) -> grpc.StatusCode:
+        return self._values[0]
+
+    def details(self) -> str:
+        return self._values[1]
+
+    def trailing_metadata(self) -> Tuple[Any, ...]:
+        return self._values[2]
+
+
+REFUSED = "failed to connect to all addresses; last error: Connection refused"
+
+
+@pytest.mark.parametrize(
+    "error, report, reason, is_final",
+    [
+        (Error("INVALID_ARGUMENT"), ANSWERED, None, True),
+        (Error("UNAUTHENTICATED"), ANSWERED, NoAnswer.FAILED, True),
+        (Error("PERMISSION_DENIED"), ANSWERED, NoAnswer.FAILED, True),
+        (Error("DEADLINE_EXCEEDED"), FAILED, NoAnswer.TIMEOUT, True),
+        (Error("UNAVAILABLE", REFUSED), UNREACHABLE, NoAnswer.UNREACHABLE, False),
+        (Error("UNAVAILABLE", "Socket closed"), FAILED, NoAnswer.FAILED, False),
+        (Error("INTERNAL"), FAILED, NoAnswer.FAILED, False),
+    ],
+)
+def test_each_error(error, report, reason, is_final):
+    found = failure(error, 0.05)
+    assert (found.report, found.is_final) == (report, is_final)
+    assert (found.error and found.error.reason) == reason
+
+
+def test_a_call_with_little_time_says_nothing():
+    assert failure(Error("DEADLINE_EXCEEDED"), 0.049).report is CANCELLED
+
+
+def test_how_long_an_overloaded_node_is_left_alone():
+    def pause(*metadata: Tuple[str, Any]) -> float:
+        found = failure(Error("RESOURCE_EXHAUSTED", metadata=metadata), 1.0)
+        assert found.error is not None and found.error.reason is NoAnswer.OVERLOADED
+        assert found.report.outcome is Outcome.OVERLOADED and not found.is_final
+        return found.report.pause
+
+    key = "grpc-status-details-bin"
+    info = RetryInfo(retry_delay=Duration(seconds=1, nanos=500_000_000)).SerializeToString()
+    other = AnyMessage(type_url="type.googleapis.com/google.rpc.Help", value=b"\xff")
+    retry = AnyMessage(type_url="type.googleapis.com/google.rpc.RetryInfo", value=info)
+    assert pause((key, Status(details=[other, retry]).SerializeToString())) == 1.5
+    assert pause(("other", "text"), (key, Status(details=[other]).SerializeToString())) == 0.2
+    assert pause((key, b"\xff")) == 0.2 and pause() == 0.2
+
+
+def test_what_passes_a_check():
+    assert check_problem(HealthCheckResponse(status=1)) is None
+    assert check_problem(HealthCheckResponse(status=2)) == "its health is NOT_SERVING"
+    for code in ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"):
+        assert check_problem(Error(code)) is None
+    problem = check_problem(Error("DEADLINE_EXCEEDED", "late"))
+    assert problem == "DeadlineExceeded: late"
+    assert Report(Outcome.FAILED) == FAILED

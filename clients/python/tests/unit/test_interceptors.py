@@ -1,0 +1,156 @@
+"""The gRPC interceptors and the ASGI middleware, with a fake."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Dict, List, Tuple
+
+import grpc
+import grpc.aio
+import pytest
+
+from tollgate_client import Fake, FakeAnswer, FakeTime, asgi
+from tollgate_client._nodes.failures import _retry_delay
+from tollgate_client._proto.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from tollgate_client._proto.health_pb2_grpc import HealthStub
+from tollgate_client.asgi import QuotaMiddleware
+from tollgate_client.interceptor import QuotaInterceptor, aio_interceptors
+
+KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+
+CHECK = "/grpc.health.v1.Health/Check"
+
+
+@pytest.fixture
+def fake() -> Fake:
+    fake = Fake(fake_time=FakeTime())
+    fake.answer("refused", CHECK, FakeAnswer.refuse(2.5))
+    fake.answer("late", CHECK, FakeAnswer.grant_after(4.0))
+    fake.answer("away", CHECK, FakeAnswer.NO_NODE)
+    return fake
+
+
+def serving(node: Any) -> str:
+    return f"ipv4:{node.grpc}"
+
+
+def test_a_call_of_a_blocking_channel_takes_tokens_first(fake, start):
+    def check(namespace: str, timeout: "float | None" = None, **options: Any) -> Any:
+        quota = QuotaInterceptor(fake.client(), lambda method: (namespace, method), **options)
+        with grpc.insecure_channel(serving(node)) as channel:
+            stub = HealthStub(grpc.intercept_channel(channel, quota))
+            return stub.Check(HealthCheckRequest(), timeout=timeout).status
+
+    node = start()
+    assert check("granted") == HealthCheckResponse.SERVING
+    assert fake.asked("granted", CHECK) == [1]
+    with pytest.raises(grpc.RpcError) as error:
+        check("refused")
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.value.details() == "refused: not enough tokens"
+    assert _retry_delay(error.value) == 2.5
+    with pytest.raises(grpc.RpcError) as error:
+        check("away")
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    # A call that may wait.
+    assert check("late", max_wait=None) == HealthCheckResponse.SERVING
+    assert fake.now() == 4
+    assert check("late", max_wait=5.0, timeout=20.0) == HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError):
+        check("late", max_wait=5.0, timeout=3.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_call_of_a_blocking_channel(fake, kind):
+    quota = QuotaInterceptor(fake.client(), lambda method: ("refused", method))
+    with grpc.insecure_channel("ipv4:127.0.0.1:9") as channel:
+        call = getattr(grpc.intercept_channel(channel, quota), kind)(CHECK)
+        with pytest.raises(grpc.RpcError) as error:
+            list(call(b"" if kind.startswith("unary") else iter([b""])))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # Methods without a bucket take no tokens.
+        free = QuotaInterceptor(fake.client(), lambda method: None)
+        call = getattr(grpc.intercept_channel(channel, free), kind)(CHECK)
+        with pytest.raises(grpc.RpcError) as error:
+            list(call(b"" if kind.startswith("unary") else iter([b""])))
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_call_of_an_asyncio_channel_takes_tokens_first(fake, start):
+    node = start()
+
+    async def check(namespace: str, **options: Any) -> Any:
+        quota = aio_interceptors(fake.aio_client(), lambda method: (namespace, method), **options)
+        async with grpc.aio.insecure_channel(serving(node), interceptors=quota) as channel:
+            answer = await HealthStub(channel).Check(HealthCheckRequest(), timeout=20.0)
+            return answer.status
+
+    assert asyncio.run(check("granted")) == HealthCheckResponse.SERVING
+    assert fake.asked("granted", CHECK) == [1]
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        asyncio.run(check("refused"))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert _retry_delay(error.value) == 2.5
+    assert asyncio.run(check("late", max_wait=None)) == HealthCheckResponse.SERVING
+    assert fake.now() == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_call_of_an_asyncio_channel(fake, kind):
+    async def call() -> None:
+        quota = aio_interceptors(fake.aio_client(), lambda method: ("refused", method))
+        async with grpc.aio.insecure_channel("127.0.0.1:9", interceptors=quota) as channel:
+            asked = b"" if kind.startswith("unary") else iter([b""])
+            answer = getattr(channel, kind)(CHECK)(asked)
+            if kind.endswith("unary"):
+                await answer
+            else:
+                async for _ in answer:
+                    pass
+
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        asyncio.run(call())
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def application(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"served"})
+
+
+def get(app: asgi.App, path: str, kind: str = "http") -> Tuple[int, Dict[bytes, bytes], bytes]:
+    sent: List[asgi.Message] = []
+
+    async def run() -> None:
+        async def receive() -> asgi.Message:
+            return {"type": "http.request"}
+
+        async def send(message: asgi.Message) -> None:
+            sent.append(message)
+
+        await app({"type": kind, "path": path}, receive, send)
+
+    asyncio.run(run())
+    return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
+
+
+def test_http_requests_take_tokens_first():
+    fake = Fake(fake_time=FakeTime())
+    fake.answer("web", "/refused", FakeAnswer.refuse(1.2))
+    fake.answer("web", "/never", FakeAnswer.refuse())
+    fake.answer("web", "/away", FakeAnswer.NO_NODE)
+
+    def bucket_of(scope: asgi.Scope) -> "tuple[str, str] | None":
+        return None if scope["path"] == "/free" else ("web", scope["path"])
+
+    app = QuotaMiddleware(application, fake.aio_client(), bucket_of)
+    assert get(app, "/")[::2] == (200, b"served")
+    assert get(app, "/free")[0] == 200 and fake.asked("web", "/free") == []
+    status, headers, body = get(app, "/refused")
+    assert (status, headers[b"retry-after"]) == (429, b"2")
+    assert body == b"refused: not enough tokens"
+    assert int(headers[b"content-length"]) == len(body)
+    status, headers, _ = get(app, "/never")
+    assert status == 429 and b"retry-after" not in headers
+    assert get(app, "/away")[0] == 503
+    assert get(app, "/refused", kind="websocket")[0] == 200

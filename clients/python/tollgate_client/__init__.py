@@ -1,0 +1,55 @@
+"""Client of tollgate, the quota service.
+
+A service asks tollgate for tokens before it calls what it shares with others: a database, an API.
+:meth:`Client.acquire` waits for them, :meth:`Client.allow` only asks. With the library in the way,
+an application never waits longer than it said, and goes on when the quota service does not answer:
+a :class:`Fallback` decides then.
+
+    from tollgate_client import Client, Fallback
+
+    client = Client("tollgate.internal:10990", fallback=Fallback.rate(10, burst=20))
+    client.acquire("db", "reads", max_wait=1.0)
+    # Now call the database.
+
+``tollgate_client.aio`` has the same client for asyncio. All times are seconds.
+"""
+
+from . import aio
+from ._version import VERSION as __version__
+from .answers import DecidedBy, Decision, Granted, Reason, Refused
+from .client import Client
+from .errors import (
+    ClosedError,
+    InvalidRequestError,
+    NoAnswer,
+    NoDecisionError,
+    RefusedError,
+    SettingsError,
+    TollgateError,
+)
+from .fake import Fake, FakeAnswer, FakeTime
+from .fallback import Fallback
+from .request import Request
+
+__all__ = [
+    "Client",
+    "ClosedError",
+    "DecidedBy",
+    "Decision",
+    "Fake",
+    "FakeAnswer",
+    "FakeTime",
+    "Fallback",
+    "Granted",
+    "InvalidRequestError",
+    "NoAnswer",
+    "NoDecisionError",
+    "Reason",
+    "Refused",
+    "RefusedError",
+    "Request",
+    "SettingsError",
+    "TollgateError",
+    "__version__",
+    "aio",
+]

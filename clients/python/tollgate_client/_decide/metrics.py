@@ -1,0 +1,90 @@
+"""Every metric of the library. They are counted if ``prometheus_client`` is installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, Optional, Tuple
+
+from ..answers import Decision, Reason
+from ..errors import InvalidRequestError, NoAnswer, TollgateError
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class Metrics:
+    """What is counted with Prometheus."""
+
+    def __init__(self) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        self._requests = Counter(
+            "tollgate_client_requests_total",
+            "Requests.",
+            ("namespace", "outcome", "decided_by"),
+        )
+        self._by_labels: Dict[Tuple[str, str, str], Counter] = {}
+        self._failed_calls = Counter(
+            "tollgate_client_failed_calls_total", "Calls to nodes that have failed.", ("reason",)
+        )
+        self._request_seconds: Histogram = Histogram(
+            "tollgate_client_request_seconds",
+            "Seconds until a node had decided, or none would.",
+            buckets=_SECONDS,
+        )
+        self._wait_seconds = Histogram(
+            "tollgate_client_wait_seconds", "Seconds that acquire took.", buckets=_SECONDS
+        )
+        self._nodes: Gauge = Gauge("tollgate_client_nodes", "Nodes that are known.")
+        self._nodes_called = Gauge("tollgate_client_nodes_called", "Nodes that are called.")
+
+    def decided(self, namespace: str, decision: Decision) -> None:
+        """A request of the application was answered."""
+        if not decision.is_granted and decision.reason is Reason.NO_BUCKET:
+            # Names that the limits do not know may come from users, in any number.
+            namespace = ""
+        outcome = "granted" if decision.is_granted else "refused"
+        self._count(namespace, outcome, decision.decided_by._value_)
+
+    def not_decided(self, namespace: str, error: TollgateError) -> None:
+        """A request of the application was not decided."""
+        if isinstance(error, InvalidRequestError):
+            self._count("", "invalid", "node")
+        else:
+            self._count(namespace, "no_decision", "nobody")
+
+    def _count(self, namespace: str, outcome: str, decided_by: str) -> None:
+        labels = (namespace, outcome, decided_by)
+        counter = self._by_labels.get(labels)
+        if counter is None:
+            counter = self._by_labels[labels] = self._requests.labels(*labels)
+        counter.inc()
+
+    def asked(self, seconds: float) -> None:
+        """How long it took until a node had decided, or none would."""
+        self._request_seconds.observe(seconds)
+
+    def waited(self, seconds: float) -> None:
+        """How long ``acquire`` took."""
+        self._wait_seconds.observe(seconds)
+
+    def call_failed(self, why: NoAnswer) -> None:
+        """A call to a node has failed."""
+        self._failed_calls.labels(why.value).inc()
+
+    def nodes(self, more: int, more_called: int) -> None:
+        """Counts more or fewer nodes, and more or fewer that are called."""
+        self._nodes.inc(more)
+        self._nodes_called.inc(more_called)
+
+
+def _metrics() -> Optional[Metrics]:
+    try:
+        return Metrics()
+    except ImportError:
+        return None
+
+
+METRICS = _metrics()
+"""``None`` without ``prometheus_client``."""

@@ -1,0 +1,200 @@
+"""The nodes of an asyncio client: tasks of its event loop keep them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any, ClassVar, List, Optional, Set, Union
+
+import grpc
+import grpc.aio
+
+from .._decide.decider import Decider, Rules
+from .._decide.effects import Call, Change, Effect
+from .._decide.log import LOG
+from .._decide.settings import Servers
+from .._proto.health_pb2 import HealthCheckRequest
+from .._proto.health_pb2_grpc import HealthStub
+from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
+from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
+from .asking import Nodes
+from .channel import new_channel, options
+from .failures import CHECK_TIMEOUT, check_problem
+from .pool import Check, Name, Node, Pool, Resolve, Task
+
+
+class _Connection:
+    """A connection to one node. It is closed when nothing refers to it any more."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self.allow = QuotaServiceStub(channel).Allow
+        self.check = HealthStub(channel).Check
+
+
+class _ConnectionAfterFork:
+    """The same in a process whose parent has used ``grpc.aio``, which does not work then any more:
+    on a channel of gRPC's own threads."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._allow = QuotaServiceStub(channel).Allow
+        self._check = HealthStub(channel).Check
+
+    async def allow(self, message: Any, **options: Any) -> Any:
+        return await _result(self._allow.future(message, **options))
+
+    async def check(self, message: Any, **options: Any) -> Any:
+        return await _result(self._check.future(message, **options))
+
+
+async def _result(call: Any) -> Any:
+    """Waits for the end of a call that another thread makes."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def end(_: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(ended.set)
+        except RuntimeError:  # The loop is closed: nobody waits.
+            pass
+
+    call.add_done_callback(end)
+    try:
+        await ended.wait()
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    return call.result()
+
+
+class AsyncNodes:
+    """The nodes of one client in one event loop, until :meth:`stop`."""
+
+    _first_process: ClassVar[Optional[int]] = None
+    """The first process that has used ``grpc.aio``."""
+
+    def __init__(self, rules: Rules, servers: Servers) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._servers = servers
+        self._pool = Pool(servers.addresses, self._changed)
+        self._waiters: List[asyncio.Future[None]] = []
+        self._timer: Optional[asyncio.Handle] = None
+        self._tasks: Set[asyncio.Task[None]] = set()
+        self._is_stopped = False
+        if AsyncNodes._first_process is None:
+            AsyncNodes._first_process = os.getpid()
+        self._is_after_fork = AsyncNodes._first_process != os.getpid()
+        self.decider = Decider(rules, Nodes(self._pool, time.monotonic), time.monotonic)
+        self._keep()
+
+    async def perform(self, effect: Effect) -> Any:
+        """Performs an effect of the decider's plans."""
+        if type(effect) is Call:
+            # Keeps the connection open until the call has ended.
+            connection = effect.node.connection
+            metadata = self._servers.credentials.metadata(time.monotonic())
+            try:
+                return await connection.allow(
+                    effect.message, timeout=effect.seconds, metadata=metadata
+                )
+            except grpc.RpcError as error:
+                return error
+        if type(effect) is Change:
+            if self._pool.changes == effect.number:
+                waiter = self.loop.create_future()
+                self._waiters.append(waiter)
+                await asyncio.wait([waiter], timeout=effect.seconds)
+        else:
+            await asyncio.sleep(effect.seconds)
+        return None
+
+    def stop(self) -> None:
+        """Ends the tasks, and closes the connections that are not in use."""
+        self._is_stopped = True
+        self._pool.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.loop.is_closed():
+            for task in self._tasks:
+                task.cancel()
+
+    def abandon(self) -> None:
+        """The same without a lock while the loop runs, as the garbage collector may be in code that
+        holds one."""
+        if self.loop.is_closed():
+            self.stop()
+        else:
+            self.loop.call_soon_threadsafe(self.stop)
+
+    def _changed(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._keep_after(0.0)
+
+    def _keep_after(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._is_stopped:
+            self._timer = self.loop.call_later(seconds, self._keep)
+
+    def _keep(self) -> None:
+        """Does what has to be done for the nodes."""
+        credentials = self._servers.credentials
+        now = time.monotonic()
+        credentials.refresh(now)
+        tasks, pause = self._pool.tasks(credentials.version, now)
+        self._keep_after(pause)
+        for task in tasks:
+            found = literal(task.name.address) if isinstance(task, Resolve) else None
+            if isinstance(task, Resolve) and found is not None:
+                self._pool.resolved(task.name, [found], now)
+            else:
+                running = self.loop.create_task(self._do(task))
+                self._tasks.add(running)
+                running.add_done_callback(self._tasks.discard)
+
+    async def _do(self, task: Task) -> None:
+        try:
+            if isinstance(task, Resolve):
+                await self._look_up(task.name)
+            else:
+                await self._check(task)
+        except BaseException:
+            # The application has cancelled all tasks, or there is too little memory.
+            self._pool.put_off(task, time.monotonic())
+            raise
+
+    async def _look_up(self, name: Name) -> None:
+        found: List[Socket] = []
+        try:
+            host, port, _ = name.address
+            found = sockets(await self.loop.getaddrinfo(host, port, **RESOLVER_ARGUMENTS))
+        except (OSError, UnicodeError) as error:
+            LOG.warning("the name of node %s can't be resolved: %s", name.address, error)
+        self._pool.resolved(name, found, time.monotonic())
+
+    async def _check(self, check: Check) -> None:
+        credentials = self._servers.credentials
+        version, now = credentials.version, time.monotonic()
+        connection = self._connect(check.node) if check.is_new else check.node.connection
+        try:
+            answer = await connection.check(
+                HealthCheckRequest(), timeout=CHECK_TIMEOUT, metadata=credentials.metadata(now)
+            )
+        except grpc.RpcError as error:
+            answer = error
+        problem = check_problem(answer)
+        self._pool.checked(check, connection, version, problem, time.monotonic())
+
+    def _connect(self, node: Node) -> Union[_Connection, _ConnectionAfterFork]:
+        credentials = self._servers.credentials.channel_credentials()
+        arguments = options(node.address, self._servers.server_name, credentials is not None)
+        target = node.socket.target
+        if self._is_after_fork:
+            return _ConnectionAfterFork(new_channel(target, credentials, arguments))
+        if credentials is None:
+            return _Connection(grpc.aio.insecure_channel(target, arguments))
+        return _Connection(grpc.aio.secure_channel(target, credentials, arguments))

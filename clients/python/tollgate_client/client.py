@@ -1,0 +1,129 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, Optional, Type, Union
+
+from . import _fork
+from ._decide.effects import run
+from ._decide.settings import Configured, Servers
+from ._nodes.blocking import BlockingNodes
+from .answers import Decision, Granted
+from .errors import ClosedError
+from .fake import BlockingFake
+from .request import request
+
+
+class Client(Configured):
+    """Asks tollgate for tokens. Threads may share it; one client per process is enough. It connects
+    with the first request, and after a fork the child connects anew.
+
+    >>> with Client("tollgate.internal:10990", fallback=Fallback.rate(10, burst=20)) as client:
+    ...     client.acquire("db", "reads", 5, max_wait=1.0)  # Waits up to a second for five tokens.
+    """
+
+    _engine: Optional[_Engine] = None
+    _finalizer: Optional[weakref.finalize[..., Any]] = None
+    _is_closed = False
+
+    def allow(
+        self,
+        namespace: str,
+        bucket: str,
+        tokens: int = 1,
+        *,
+        max_wait: Optional[float] = None,
+        deadline: Optional[float] = None,
+        critical: bool = True,
+    ) -> Decision:
+        """Asks for tokens. Waits for the answer, but not for the tokens: ``granted.wait`` is left
+        to the caller.
+
+        tokens: how many; 0 means 1.
+        max_wait: the longest wait for the tokens in seconds, in whole milliseconds. Without it, and
+            at most, the bucket's own limit.
+        deadline: the longest wait for an answer in seconds, instead of the client's.
+        critical: ``False`` leaves what the bucket keeps in reserve for critical requests.
+
+        A refusal is remembered until its retry time, for a second at most: who asks for as many
+        tokens or more before is refused without a call.
+
+        Raises ``InvalidRequestError``, and ``NoDecisionError`` if no node decides and no fallback
+        is set.
+        """
+        asked = request(namespace, bucket, tokens, max_wait, deadline, critical)
+        engine = self._engine or self._start()
+        return run(engine.decider.allow(asked), engine.perform)
+
+    def acquire(
+        self,
+        namespace: str,
+        bucket: str,
+        tokens: int = 1,
+        *,
+        max_wait: Optional[float] = None,
+        deadline: Optional[float] = None,
+        critical: bool = True,
+    ) -> Granted:
+        """Asks for tokens, and waits until they may be used. The arguments are those of
+        :meth:`allow`.
+
+        With ``max_wait``, a refusal is not the end: asks again when the tokens may be there, until
+        that time is over. Takes ``max_wait`` and the deadline at most. Without it, waits as long as
+        the bucket's own limit has a request wait.
+
+        Raises ``RefusedError``, ``InvalidRequestError``, and ``NoDecisionError`` if no node decides
+        and no fallback is set.
+        """
+        asked = request(namespace, bucket, tokens, max_wait, deadline, critical)
+        engine = self._engine or self._start()
+        return run(engine.decider.acquire(asked), engine.perform)
+
+    def close(self) -> None:
+        """Closes the connections, once the requests that are under way have ended. Further requests
+        raise ``ClosedError``."""
+        with self._starting:
+            self._is_closed = True
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.stop()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+    def _start(self) -> _Engine:
+        with self._starting:
+            if self._is_closed:
+                raise ClosedError("the client is closed")
+            if self._engine is None:
+                self._engine = self._new_engine()
+            return self._engine
+
+    def _new_engine(self) -> _Engine:
+        if not isinstance(self._backend, Servers):
+            return BlockingFake(self._rules, self._backend)
+        nodes = BlockingNodes(self._rules, self._backend)
+        self._finalizer = weakref.finalize(self, nodes.abandon)
+        return nodes
+
+    def after_fork(self) -> None:
+        self._starting = threading.Lock()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        if self._engine is not None:
+            _fork.abandon(self._engine)
+            self._engine = None
+
+
+_Engine = Union[BlockingNodes, BlockingFake]

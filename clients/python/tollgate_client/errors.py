@@ -1,0 +1,87 @@
+"""What is raised."""
+
+from __future__ import annotations
+
+import enum
+from typing import Optional
+
+from .answers import Reason, Refused
+
+
+class TollgateError(Exception):
+    """Base of all errors of this library."""
+
+
+class SettingsError(TollgateError, ValueError):
+    """A client can't be made of these settings: an address is malformed, or a file can't be
+    used."""
+
+
+class ClosedError(TollgateError):
+    """The client is closed."""
+
+
+class InvalidRequestError(TollgateError):
+    """A mistake of the caller. No fallback is used."""
+
+
+class NoAnswer(enum.Enum):
+    """Why no node has decided. The values are those of the metrics' label ``reason``."""
+
+    TIMEOUT = "timeout"
+    """The deadline has passed."""
+    UNREACHABLE = "unreachable"
+    """No node can be reached: they failed a moment ago, and are not called until they are found
+    well."""
+    OVERLOADED = "overloaded"
+    """The nodes are overloaded."""
+    FAILED = "error"
+    """The node has answered with an error."""
+
+
+_TEXTS = {
+    NoAnswer.TIMEOUT: "no answer within the deadline",
+    NoAnswer.UNREACHABLE: "no node can be reached",
+    NoAnswer.OVERLOADED: "the nodes are overloaded",
+}
+
+
+class NoDecisionError(TollgateError):
+    """No node has decided, and no fallback is set for the bucket."""
+
+    reason: NoAnswer
+    """Why."""
+    detail: str
+    """The same in words. For ``NoAnswer.FAILED``, the gRPC status code and message."""
+
+    def __init__(self, reason: NoAnswer, detail: Optional[str] = None) -> None:
+        self.reason = reason
+        self.detail = _TEXTS.get(reason, reason.value) if detail is None else detail
+        super().__init__(reason, detail)
+
+    def __str__(self) -> str:
+        return f"no decision: {self.detail}"
+
+
+class RefusedError(TollgateError):
+    """``acquire`` was refused, or the tokens would come later than the caller wants to wait."""
+
+    refused: Refused
+    """The refusal."""
+
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
+        super().__init__(refused)
+
+    def __str__(self) -> str:
+        return f"refused: {self.refused.reason.value}"
+
+    @property
+    def reason(self) -> Reason:
+        """Why."""
+        return self.refused.reason
+
+    @property
+    def retry_after(self) -> Optional[float]:
+        """Seconds after which the same request could be granted; see ``Refused.retry_after``."""
+        return self.refused.retry_after

@@ -1,0 +1,211 @@
+"""A tollgate in memory, for unit tests of what uses a client."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Optional, Tuple
+
+from ._decide.decider import Decider, Rules
+from ._decide.effects import Effect, Plan, Sleep
+from ._proto.quotaservice_pb2 import AllowRequest, AllowResponse
+from .errors import NoAnswer, NoDecisionError
+from .fallback import LocalRate
+
+if TYPE_CHECKING:
+    from .aio import Client as AioClient
+    from .client import Client
+
+
+class FakeTime:
+    """A clock for a :class:`Fake` that only moves when told to: waits take no time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Seconds that have passed."""
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass."""
+        self.now += seconds
+
+
+class FakeAnswer:
+    """How a :class:`Fake` answers: ``FakeAnswer.GRANT``, ``FakeAnswer.grant_after(0.5)`` and so
+    on."""
+
+    GRANT: ClassVar[FakeAnswer]
+    """Grants the tokens."""
+    NO_BUCKET: ClassVar[FakeAnswer]
+    """There is no such bucket."""
+    INVALID: ClassVar[FakeAnswer]
+    """The request is invalid."""
+    NO_NODE: ClassVar[FakeAnswer]
+    """No node answers: what happens next is up to the client's fallback."""
+
+    def __init__(self, answer: Callable[[AllowRequest, float], AllowResponse]) -> None:
+        self._answer = answer
+
+    @staticmethod
+    def grant_after(wait: float) -> FakeAnswer:
+        """Grants the tokens after a wait of so many seconds, if the request accepts it."""
+
+        def answer(request: AllowRequest, now: float) -> AllowResponse:
+            early = wait
+            if request.max_wait_time_override:
+                early -= request.max_wait_millis_override / 1000
+                if early > 0:
+                    return _refused(early)
+            return _granted(request, wait)
+
+        return FakeAnswer(answer)
+
+    @staticmethod
+    def refuse(retry_after: Optional[float] = None) -> FakeAnswer:
+        """Refuses the request, and says after how many seconds to try again."""
+        return FakeAnswer(lambda request, now: _refused(retry_after))
+
+    @staticmethod
+    def rate(per_second: float, burst: int) -> FakeAnswer:
+        """Grants ``per_second`` tokens a second, and up to ``burst`` at once."""
+        rate = LocalRate(per_second, burst)
+
+        def answer(request: AllowRequest, now: float) -> AllowResponse:
+            retry_after = rate.take(request.tokens_requested, now)
+            return _granted(request, 0.0) if retry_after == 0.0 else _refused(retry_after)
+
+        return FakeAnswer(answer)
+
+
+def _granted(request: AllowRequest, wait: float) -> AllowResponse:
+    return AllowResponse(tokens_granted=request.tokens_requested, wait_millis=_millis(wait))
+
+
+def _refused(retry_after: Optional[float]) -> AllowResponse:
+    return AllowResponse(
+        status=AllowResponse.REJECTED_TIMEOUT, retry_after_millis=_millis(retry_after or 0.0)
+    )
+
+
+def _millis(seconds: float) -> int:
+    """Whole milliseconds, rounded up: a wait is never shorter than it must be."""
+    return math.ceil(round(seconds * 1000, 6))
+
+
+def _no_node(request: AllowRequest, now: float) -> AllowResponse:
+    raise NoDecisionError(NoAnswer.UNREACHABLE)
+
+
+FakeAnswer.GRANT = FakeAnswer(lambda request, now: _granted(request, 0.0))
+FakeAnswer.NO_BUCKET = FakeAnswer(
+    lambda request, now: AllowResponse(status=AllowResponse.REJECTED_NO_BUCKET)
+)
+FakeAnswer.INVALID = FakeAnswer(
+    lambda request, now: AllowResponse(status=AllowResponse.REJECTED_INVALID_REQUEST)
+)
+FakeAnswer.NO_NODE = FakeAnswer(_no_node)
+
+
+class Fake:
+    """Answers requests in place of nodes, so that unit tests need none. Threads may share it.
+
+    >>> fake = Fake()
+    >>> fake.answer("db", "reads", FakeAnswer.refuse(2.0))
+    >>> fake.client().allow("db", "reads", 3).retry_after
+    2.0
+    >>> fake.asked("db", "reads")
+    [3]
+    """
+
+    remembers = False
+
+    def __init__(
+        self, answer: FakeAnswer = FakeAnswer.GRANT, *, fake_time: Optional[FakeTime] = None
+    ) -> None:
+        """Answers all requests in the same way, until told otherwise.
+
+        fake_time: what the waits and rates go by instead of real time.
+        """
+        self._default = answer
+        self._answers: Dict[Tuple[str, str], FakeAnswer] = {}
+        self._asked: List[Tuple[str, str, int]] = []
+        self._time = fake_time
+        self._lock = threading.Lock()
+
+    def answer(self, namespace: str, bucket: str, answer: FakeAnswer) -> None:
+        """Sets the answer for one bucket."""
+        with self._lock:
+            self._answers[namespace, bucket] = answer
+
+    def asked(self, namespace: str, bucket: str) -> List[int]:
+        """The numbers of tokens that a bucket was asked for, in order. Requests that the client
+        answered by itself are not among them."""
+        with self._lock:
+            return [tokens for *name, tokens in self._asked if name == [namespace, bucket]]
+
+    def client(self, **settings: Any) -> Client:
+        """A blocking client of this fake, with settings as in production, such as ``fallback``."""
+        from .client import Client
+
+        return Client(self, **settings)
+
+    def aio_client(self, **settings: Any) -> AioClient:
+        """An asyncio client of this fake, with settings as in production, such as ``fallback``."""
+        from .aio import Client
+
+        return Client(self, **settings)
+
+    def now(self) -> float:
+        """The time of the fake in seconds."""
+        return time.monotonic() if self._time is None else self._time.now
+
+    def ask(self, message: AllowRequest, deadline: float) -> Plan[AllowResponse]:
+        """Answers a client."""
+        name = (message.namespace, message.bucket_name)
+        with self._lock:
+            self._asked.append((*name, message.tokens_requested))
+            answer = self._answers.get(name, self._default)
+        return answer._answer(message, self.now())
+        yield  # A plan without effects.
+
+    def pass_time(self, seconds: float) -> bool:
+        """Lets fake time pass; returns whether real time has to."""
+        if self._time is None:
+            return True
+        self._time.advance(seconds)
+        return False
+
+
+class BlockingFake:
+    """A fake as a blocking client uses it."""
+
+    def __init__(self, rules: Rules, fake: Fake) -> None:
+        self._fake = fake
+        self.decider = Decider(rules, fake, fake.now)
+
+    def perform(self, effect: Effect) -> None:
+        """Performs an effect of the decider's plans."""
+        assert isinstance(effect, Sleep)
+        if self._fake.pass_time(effect.seconds):
+            time.sleep(effect.seconds)
+
+    def stop(self) -> None:
+        """Does nothing."""
+
+
+class AsyncFake:
+    """A fake as an asyncio client uses it."""
+
+    def __init__(self, rules: Rules, fake: Fake) -> None:
+        self._fake = fake
+        self.loop = asyncio.get_running_loop()
+        self.decider = Decider(rules, fake, fake.now)
+
+    async def perform(self, effect: Effect) -> None:
+        """Performs an effect of the decider's plans."""
+        assert isinstance(effect, Sleep)
+        await asyncio.sleep(effect.seconds if self._fake.pass_time(effect.seconds) else 0.0)
+
+    def stop(self) -> None:
+        """Does nothing."""
