@@ -37,7 +37,8 @@ new_environment() {
 }
 
 pip_install() {
-  "$target/python/$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
+  "$target/python/$1/bin/python" -m pip install --quiet --disable-pip-version-check \
+    --constraint clients/python/tests/constraints.txt "${@:2}"
 }
 
 say "Python client library: types and tests ($("$python" --version))"
