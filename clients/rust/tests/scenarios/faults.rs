@@ -111,14 +111,17 @@ async fn cancelled_calls_open_no_circuit() {
     let client = builder(&[proxy.address()]).build().unwrap();
     client.allow(REQUEST).await.unwrap();
     proxy.set(Fault::NoReplies);
-    let mut calls = JoinSet::new();
-    for _ in 0..100 {
-        let client = client.clone();
-        calls.spawn(async move {
-            timeout(Duration::from_millis(50), client.allow(REQUEST)).await.unwrap_err();
-        });
+    // Failures at the same time would count as one, and three would open the circuit.
+    for _ in 0..5 {
+        let mut calls = JoinSet::new();
+        for _ in 0..20 {
+            let client = client.clone();
+            calls.spawn(async move {
+                timeout(Duration::from_millis(60), client.allow(REQUEST)).await.unwrap_err();
+            });
+        }
+        calls.join_all().await;
     }
-    calls.join_all().await;
     proxy.set(Fault::Nothing);
     let decision = client.allow(REQUEST).await.unwrap();
     assert_eq!(decision.decided_by(), DecidedBy::Node);
