@@ -1,7 +1,6 @@
 //! Leases: a client that makes many calls asks every few seconds for a share of a resource's
 //! capacity, and limits itself to it.
 
-mod bell;
 mod demand;
 mod desk;
 mod gauge;
@@ -81,7 +80,7 @@ impl<'a> LeaseBuilder<'a> {
 
     /// The capacity to ask for; a number below 0 means 0. Without it, as much as is demanded: a
     /// fifth more than the average of the last ten seconds, or what was demanded in the last one if
-    /// that is more; and twice as much while callers wait for a rate.
+    /// that is more; and twice as much while callers wait for a rate, or a gauge refuses them.
     pub fn wants(self, wants: f64) -> Self {
         Self { wants: Some(wants), ..self }
     }
@@ -121,6 +120,10 @@ struct Unmeasured;
 impl Usage for Unmeasured {
     fn demand(&self, _: f64) -> f64 {
         0.0
+    }
+
+    fn is_short(&self, _: f64) -> bool {
+        false
     }
 
     fn begin_second(&self) {}

@@ -107,7 +107,7 @@ impl Nodes {
     }
 
     /// Calls the server that keeps the leases: the master, if one of the nodes names it, else one
-    /// of them.
+    /// of them. A master that does not answer is forgotten.
     async fn call_master<T, F>(
         &self,
         call: impl Fn(AuthChannel) -> F,
@@ -117,50 +117,52 @@ impl Nodes {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        for _ in 0..=MOST_HOPS {
-            let response = self.call_once(&call, deadline).await?;
-            match named(&response) {
-                None => return Ok(response),
-                Some(mastership) => self.follow(mastership)?,
-            }
+        let known = self.master().clone();
+        let mut response = match known {
+            None => self.call(&call, deadline).await?,
+            Some(master) => match self.call_once(master, &call, deadline).await {
+                Ok(response) => response,
+                Err(Failure::Retry(_)) => self.call(&call, deadline).await?,
+                Err(failure) => return Err(failure.into()),
+            },
+        };
+        for _ in 0..MOST_HOPS {
+            let Some(mastership) = named(&response) else { return Ok(response) };
+            let master = self.follow(mastership)?;
+            response = self.call_once(master, &call, deadline).await?;
         }
-        Err(no_master("the servers name each other as the master"))
+        match named(&response) {
+            None => Ok(response),
+            Some(_) => Err(no_master("the servers name each other as the master")),
+        }
     }
 
-    /// Calls the master if a server has named one, else one node after the other until one answers.
-    /// A master that does not answer is forgotten.
+    /// Calls the master.
     async fn call_once<T, F>(
         &self,
+        master: AuthChannel,
         call: impl Fn(AuthChannel) -> F,
         deadline: Instant,
-    ) -> Result<T, Error>
+    ) -> Result<T, Failure>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let master = self.master().clone();
-        let Some(master) = master else { return self.call(call, deadline).await };
         let failure = match timeout_at(deadline, call(master)).await {
             Ok(Ok(response)) => return Ok(response.into_inner()),
             Ok(Err(status)) => node::failure(status).1,
             Err(_) => Failure::Retry(NoAnswer::Timeout),
         };
-        match failure {
-            Failure::Invalid(message) => Err(Error::Invalid(message)),
-            Failure::Final(failure) => {
-                metrics::call_failed(&failure);
-                Err(Error::NoDecision(failure))
-            }
-            Failure::Retry(failure) => {
-                metrics::call_failed(&failure);
-                *self.master() = None;
-                // If there is no time left, that is the answer.
-                self.call(call, deadline).await
-            }
+        if let Failure::Retry(failure) | Failure::Final(failure) = &failure {
+            metrics::call_failed(failure);
         }
+        if matches!(failure, Failure::Retry(_)) {
+            *self.master() = None;
+        }
+        Err(failure)
     }
 
-    /// Calls the server from now on that another one has named as the master.
-    fn follow(&self, mastership: &Mastership) -> Result<(), Error> {
+    /// The server that another one names as the master, which is called first from now on.
+    fn follow(&self, mastership: &Mastership) -> Result<AuthChannel, Error> {
         let address = mastership.master_address.as_deref().unwrap_or_default();
         *self.master() = None;
         if address.is_empty() {
@@ -169,8 +171,9 @@ impl Nodes {
         let address = address.parse().map_err(|error: String| no_master(&error))?;
         let target = Target::new(address, self.credentials.clone());
         let target = target.map_err(|error| no_master(&error.to_string()))?;
-        *self.master() = Some(target.channel(CONNECT_TIMEOUT));
-        Ok(())
+        let master = target.channel(CONNECT_TIMEOUT);
+        *self.master() = Some(master.clone());
+        Ok(master)
     }
 
     fn master(&self) -> MutexGuard<'_, Option<AuthChannel>> {

@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::bell::Bell;
 use super::resource::Resource;
 
 /// How long closing may take: a refresh and a release, without an answer.
@@ -17,7 +16,8 @@ const LONGEST_CLOSE: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct Desk {
     book: Mutex<Book>,
-    pub(super) bell: Bell,
+    /// There is something to do for the task.
+    pub(super) bell: Notify,
     /// The task has ended.
     ended: Notify,
 }
@@ -72,7 +72,7 @@ impl Desk {
         }
         let resource = Arc::new(resource);
         book.resources.insert(resource.id.clone(), Arc::clone(&resource));
-        self.bell.wake();
+        self.bell.notify_one();
         let is_first = !std::mem::replace(&mut book.is_kept, true);
         Ok((Handle { resource, desk: Arc::clone(self) }, is_first))
     }
@@ -90,9 +90,14 @@ impl Desk {
         Stock::Live(book.resources.values().map(Arc::clone).collect())
     }
 
-    /// The task is gone, for whatever reason.
+    /// The task is gone: all leases are released, or its runtime has ended. Nobody keeps the leases
+    /// of those who have handles still.
     pub(super) fn task_has_ended(&self) {
-        self.book().is_kept = false;
+        let mut book = self.book();
+        book.is_kept = false;
+        for resource in book.resources.values() {
+            resource.close();
+        }
         self.ended.notify_waiters();
     }
 
@@ -105,7 +110,7 @@ impl Desk {
                 resource.close();
             }
         }
-        self.bell.wake();
+        self.bell.notify_one();
         let ended = async {
             loop {
                 // Created before the look, so that an end in between is not missed.
@@ -130,14 +135,13 @@ impl Handle {
     /// Asks for another capacity from now on.
     pub(super) fn set_wants(&self, wants: f64) {
         self.resource.set_wants(wants);
-        self.desk.bell.hurry();
+        self.desk.bell.notify_one();
     }
 
-    /// The capacity is too small for what is demanded now. Asks for more soon, if that may help: if
-    /// the last answer was as much as was asked for.
-    pub(super) fn ask_for_more(&self) {
-        if self.resource.could_get_more() {
-            self.desk.bell.hurry();
+    /// Asks for more soon if the capacity is too small for what is demanded now, and that may help.
+    pub(super) fn ask_if_short(&self) {
+        if self.resource.hurry_if_short() {
+            self.desk.bell.notify_one();
         }
     }
 }
@@ -153,6 +157,6 @@ impl Deref for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.desk.book().resources.remove(&self.resource.id);
-        self.desk.bell.wake();
+        self.desk.bell.notify_one();
     }
 }

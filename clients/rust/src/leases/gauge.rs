@@ -9,6 +9,10 @@ use tokio::time::Instant;
 use super::desk::Handle;
 use super::resource::{Closed, Held, Usage};
 
+/// While places are refused at once, this many times their number is asked for: nobody knows how
+/// many callers there are.
+const GROWTH: u32 = 2;
+
 /// A share that is a whole number but for this is one: shares are sums of fractions.
 const ROUNDING: f64 = 1e-9;
 
@@ -37,6 +41,8 @@ struct Counts {
     waiting: u32,
     /// The most who had a place, waited or were refused at once since the second began.
     peak: u32,
+    /// A place was refused since the second began.
+    is_refused: bool,
 }
 
 impl Counts {
@@ -44,16 +50,17 @@ impl Counts {
         self.in_use + self.waiting
     }
 
-    /// Counts one more, who waits or is refused.
-    fn come(&mut self) {
-        self.peak = self.peak.max(self.demand() + 1);
-    }
-
     /// Takes a place, if there is one.
     fn take(&mut self, capacity: f64) -> bool {
         let is_free = f64::from(self.in_use) + 1.0 <= capacity + ROUNDING;
         self.in_use += u32::from(is_free);
+        self.peak = self.peak.max(self.demand());
         is_free
+    }
+
+    fn refuse(&mut self) {
+        self.is_refused = true;
+        self.peak = self.peak.max(self.demand() + 1);
     }
 }
 
@@ -65,12 +72,18 @@ impl Places {
 
 impl Usage for Places {
     fn demand(&self, _: f64) -> f64 {
-        f64::from(self.counts().peak)
+        let counts = self.counts();
+        f64::from(if counts.is_refused { counts.peak * GROWTH } else { counts.peak })
+    }
+
+    fn is_short(&self, capacity: f64) -> bool {
+        let counts = self.counts();
+        counts.is_refused || f64::from(counts.demand()) > capacity + ROUNDING
     }
 
     fn begin_second(&self) {
         let mut counts = self.counts();
-        counts.peak = counts.demand();
+        (counts.peak, counts.is_refused) = (counts.demand(), false);
     }
 
     fn before_change(&self, _: &Held, _: Instant) {}
@@ -86,16 +99,18 @@ struct Waiting<'a> {
 impl<'a> Waiting<'a> {
     fn begin(places: &'a Places) -> Self {
         let mut counts = places.counts();
-        counts.come();
         counts.waiting += 1;
+        counts.peak = counts.peak.max(counts.demand());
         Self { places, is_in: false }
     }
 
     /// Takes a place, if there is one.
     fn take(&mut self, capacity: f64) -> bool {
         let mut counts = self.places.counts();
+        // Who gets a place does not wait any more.
+        counts.waiting -= 1;
         self.is_in = counts.take(capacity);
-        counts.waiting -= u32::from(self.is_in);
+        counts.waiting += u32::from(!self.is_in);
         self.is_in
     }
 }
@@ -129,8 +144,11 @@ impl Gauge {
     ///
     /// May be dropped before it is ready.
     pub async fn acquire(&self) -> Result<Place, Closed> {
+        if let Some(place) = self.take_at_once() {
+            return Ok(place);
+        }
         let mut waiting = Waiting::begin(&self.places);
-        self.ask_if_full(self.capacity());
+        self.handle.ask_if_short();
         let _turn = self.places.queue.lock().await;
         let mut watch = self.handle.watch();
         loop {
@@ -138,7 +156,8 @@ impl Gauge {
             if waiting.take(held.capacity(now)) {
                 return Ok(Place(self.clone()));
             }
-            self.ask_if_full(held.capacity(now));
+            // The last answer may be of a request from before this call.
+            self.handle.ask_if_short();
             tokio::select! {
                 () = self.places.freed.notified() => {}
                 () = watch.changed(now, Duration::MAX) => {}
@@ -146,27 +165,23 @@ impl Gauge {
         }
     }
 
-    /// Asks for more if there are not enough places for who waits.
-    fn ask_if_full(&self, capacity: f64) {
-        let demand = self.places.counts().demand();
-        if f64::from(demand) > capacity + ROUNDING {
-            self.handle.ask_for_more();
-        }
-    }
-
     /// A place, if there is one now, and nobody waits.
     pub fn try_acquire(&self) -> Option<Place> {
+        let place = self.take_at_once();
+        if place.is_none() {
+            self.places.counts().refuse();
+            self.handle.ask_if_short();
+        }
+        place
+    }
+
+    fn take_at_once(&self) -> Option<Place> {
         let capacity = self.capacity();
         let is_in = {
             let mut counts = self.places.counts();
-            counts.come();
             counts.waiting == 0 && counts.take(capacity)
         };
-        if is_in {
-            return Some(Place(self.clone()));
-        }
-        self.handle.ask_for_more();
-        None
+        is_in.then(|| Place(self.clone()))
     }
 
     /// How many may have a place now.

@@ -31,6 +31,9 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// When a resource that the nodes refuse to lease is asked for again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 
+/// The most calls for one refresh, or one release.
+const MOST_CALLS: usize = 100;
+
 /// How often demand is measured.
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -47,17 +50,33 @@ impl Caller {
         self.backend.get_capacity(&request, Instant::now() + ANSWER_TIMEOUT).await
     }
 
-    async fn release(&self, resource_id: Vec<String>) {
-        if resource_id.is_empty() {
-            return;
-        }
-        for id in &resource_id {
+    /// Releases leases. If the nodes refuse the call because of a resource, releases each half.
+    async fn release(&self, gone: Vec<String>) {
+        for id in &gone {
             metrics::lease(id, 0.0, 0.0);
         }
-        let request = ReleaseCapacityRequest { client_id: self.client_id.clone(), resource_id };
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
-        if let Err(error) = self.backend.release_capacity(&request, deadline).await {
+        let mut groups = vec![gone];
+        for _ in 0..MOST_CALLS {
+            let Some(mut group) = groups.pop() else { return };
+            if group.is_empty() {
+                continue;
+            }
+            let request = ReleaseCapacityRequest {
+                client_id: self.client_id.clone(),
+                resource_id: group.clone(),
+            };
+            let deadline = Instant::now() + ANSWER_TIMEOUT;
+            let Err(error) = self.backend.release_capacity(&request, deadline).await else {
+                continue;
+            };
             tracing::debug!(%error, "leases are not released, and end when they expire");
+            if !is_refused(&error) {
+                return;
+            }
+            if group.len() > 1 {
+                let half = group.split_off(group.len() / 2);
+                groups.extend([half, group]);
+            }
         }
     }
 }
@@ -68,7 +87,6 @@ pub(super) struct Keeper {
     kept: Vec<Kept>,
     /// When the present second of demand began.
     second: Instant,
-    last_refresh: Option<Instant>,
     next_refresh: Instant,
     is_failing: bool,
     /// The desk knows that the task ends.
@@ -76,7 +94,7 @@ pub(super) struct Keeper {
 }
 
 impl Drop for Keeper {
-    /// Also when the runtime has ended: the next resource starts another task.
+    /// Also when the runtime has ended.
     fn drop(&mut self) {
         if !self.has_ended {
             self.desk.task_has_ended();
@@ -87,9 +105,8 @@ impl Drop for Keeper {
 impl Keeper {
     pub(super) fn new(caller: Caller, desk: Arc<Desk>) -> Self {
         let (kept, now) = (Vec::new(), Instant::now());
-        let (second, last_refresh, next_refresh) = (now, None, now);
-        let (is_failing, has_ended) = (false, false);
-        Self { caller, desk, kept, second, last_refresh, next_refresh, is_failing, has_ended }
+        let (second, next_refresh, is_failing, has_ended) = (now, now, false, false);
+        Self { caller, desk, kept, second, next_refresh, is_failing, has_ended }
     }
 
     /// Runs until no handle is left, or the client is closed.
@@ -111,8 +128,10 @@ impl Keeper {
             let caller = self.caller.clone();
             // At the same time, as they are of different resources.
             tokio::join!(caller.release(gone), self.refresh());
-            let wake = self.next_refresh.min(self.second + SECOND);
-            let _ = timeout_at(wake, self.desk.bell.woken()).await;
+            let (now, pause) = (Instant::now(), self.pause());
+            let urgent = self.kept.iter().filter_map(|kept| kept.urgent_at(now, pause));
+            let wake = urgent.fold(self.next_refresh.min(self.second + SECOND), Instant::min);
+            let _ = timeout_at(wake, self.desk.bell.notified()).await;
         }
     }
 
@@ -137,31 +156,29 @@ impl Keeper {
     fn measure(&mut self) {
         let elapsed = self.second.elapsed();
         if elapsed >= SECOND {
-            for Kept { resource, demand, .. } in &mut self.kept {
-                demand.add(resource.usage.demand(elapsed.as_secs_f64()));
-                resource.usage.begin_second();
+            for kept in &mut self.kept {
+                kept.measure(elapsed.as_secs_f64());
             }
             self.second = Instant::now();
         }
     }
 
-    /// Asks for all resources in one call if it is time to, else for those that are new.
+    /// The least time between two requests for a resource.
+    fn pause(&self) -> Duration {
+        if self.is_failing { RETRY } else { LEAST_PAUSE }
+    }
+
+    /// Asks for all resources in one call if it is time to, else for those that can't wait.
     async fn refresh(&mut self) {
-        if self.desk.bell.is_urgent() {
-            let pause = if self.is_failing { RETRY } else { LEAST_PAUSE };
-            let soonest = self.last_refresh.map_or_else(Instant::now, |last| last + pause);
-            self.next_refresh = self.next_refresh.min(soonest);
-        }
-        let start = Instant::now();
-        let is_time = start >= self.next_refresh;
-        let is_due =
-            |kept: &&mut Kept| (is_time || kept.asked.is_none()) && !kept.is_refused(start);
+        let (now, pause) = (Instant::now(), self.pause());
+        let is_time = now >= self.next_refresh;
+        let is_due = |kept: &&mut Kept| {
+            let is_urgent = || kept.urgent_at(now, pause).is_some_and(|at| at <= now);
+            (is_time && !kept.is_refused(now)) || is_urgent()
+        };
         let due: Vec<_> = self.kept.iter_mut().filter(is_due).collect();
         if due.is_empty() && !is_time {
             return;
-        }
-        if is_time {
-            self.desk.bell.refresh_begins();
         }
         let refreshed = ask(&self.caller, due, self.second).await;
         let now = Instant::now();
@@ -174,7 +191,6 @@ impl Keeper {
         let refused = self.kept.iter().filter_map(|kept| kept.refused_until);
         let next = refused.filter(|until| *until > now).fold(next, Instant::min);
         self.next_refresh = if is_time { next } else { self.next_refresh.min(next) };
-        self.last_refresh = Some(now);
         if let Err(error) = &refreshed {
             metrics::refresh_failed();
             if !self.is_failing {
@@ -190,36 +206,45 @@ impl Keeper {
 async fn ask(caller: &Caller, due: Vec<&mut Kept>, second: Instant) -> Result<Duration, Error> {
     let mut groups = vec![due];
     let mut result = Ok(LONGEST_INTERVAL);
+    let mut calls = 0;
     while let Some(mut group) = groups.pop() {
+        if group.is_empty() {
+            continue;
+        }
+        // No node answers: they are not asked again and again.
+        if result.is_err() {
+            group.into_iter().for_each(Kept::not_answered);
+            continue;
+        }
         let (now, seconds) = (Now::read(), second.elapsed().as_secs_f64());
-        let request: Vec<_> = group.iter_mut().map(|kept| kept.request(seconds, now)).collect();
-        let answer = match &result {
-            Ok(_) if request.is_empty() => continue,
-            Ok(_) => caller.get(request).await,
-            // No node answers: they are not asked again and again.
-            Err(error) => Err(Error::clone(error)),
-        };
+        let request = group.iter_mut().map(|kept| kept.request(seconds, now)).collect();
+        let answer = caller.get(request).await;
+        calls += 1;
         let now = Now::read();
         match answer {
             Ok(answer) => {
                 let interval = take_answers(group, &answer, now);
                 result = result.map(|least| interval.min(least));
             }
-            Err(error) if !is_refused(&error) => {
-                group.into_iter().for_each(Kept::not_answered);
-                result = Err(error);
-            }
-            Err(_) if group.len() > 1 => {
-                let half = group.split_off(group.len() / 2);
-                groups.extend([half, group]);
-            }
-            Err(error) => {
+            Err(error) if is_refused(&error) => {
+                if group.len() > 1 && calls < MOST_CALLS {
+                    let half = group.split_off(group.len() / 2);
+                    groups.extend([half, group]);
+                    continue;
+                }
                 for kept in group {
                     let resource = &kept.resource.id;
                     tracing::warn!(resource, %error, "the nodes refuse to lease a resource");
-                    kept.not_answered();
-                    kept.refused_until = Some(now.at + REFUSED_PAUSE);
+                    kept.refused(now.at + REFUSED_PAUSE);
                 }
+            }
+            Err(Error::NoDecision(NoAnswer::Unreachable)) => {
+                group.into_iter().for_each(Kept::not_answered);
+                result = Err(Error::NoDecision(NoAnswer::Unreachable));
+            }
+            Err(error) => {
+                group.into_iter().for_each(Kept::maybe_answered);
+                result = Err(error);
             }
         }
     }
@@ -249,7 +274,6 @@ fn take_answers(group: Vec<&mut Kept>, answer: &GetCapacityResponse, now: Now) -
                 kept.not_answered();
             }
         }
-        metrics::lease(&kept.resource.id, kept.asked.unwrap_or(0.0), kept.resource.capacity());
     }
     interval
 }

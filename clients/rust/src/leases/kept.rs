@@ -9,6 +9,7 @@ use tollgate_proto::doorman::{Lease, ResourceRequest, ResourceResponse};
 
 use super::demand::Demand;
 use super::resource::{Held, Mode, Resource};
+use crate::metrics;
 
 /// The most that is asked for; it stands for no bound.
 const MOST_WANTS: f64 = 1e15;
@@ -47,28 +48,31 @@ pub(super) struct Kept {
     lease: Option<Lease>,
     /// `None` if no node has said.
     safe: Option<f64>,
-    pub(super) demand: Demand,
+    demand: Demand,
     /// What was asked for last; `None` if nothing was.
-    pub(super) asked: Option<f64>,
+    asked: Option<f64>,
+    /// When that was.
+    asked_at: Option<Instant>,
     /// Until when it is not asked for, because the nodes refuse to lease it.
     pub(super) refused_until: Option<Instant>,
 }
 
 impl Kept {
     pub(super) fn new(resource: Arc<Resource>) -> Self {
-        let (demand, asked, refused_until) = (Demand::default(), None, None);
-        Self { resource, lease: None, safe: None, demand, asked, refused_until }
+        let (demand, asked, asked_at) = (Demand::default(), None, None);
+        Self { resource, lease: None, safe: None, demand, asked, asked_at, refused_until: None }
     }
 
     /// What to ask for, `seconds` after the last whole second of demand.
     pub(super) fn request(&mut self, seconds: f64, now: Now) -> ResourceRequest {
+        self.resource.is_being_asked_for();
         let wants = self.resource.wants().unwrap_or_else(|| {
             // What has come in a part of a second is not multiplied.
             self.demand.wants(self.resource.usage.demand(seconds.max(1.0)))
         });
         // A request with an invalid number would be refused.
         let wants = if wants.is_nan() { 0.0 } else { wants.clamp(0.0, MOST_WANTS) };
-        self.asked = Some(wants);
+        (self.asked, self.asked_at) = (Some(wants), Some(now.at));
         ResourceRequest {
             resource_id: self.resource.id.clone(),
             priority: 0,
@@ -97,7 +101,20 @@ impl Kept {
     /// There is no answer: what is held stays until it runs out.
     pub(super) fn not_answered(&mut self) {
         let after = self.after();
-        self.resource.hold(|held| held.after = after);
+        self.resource.hold(|held| (held.after, held.is_all) = (after, false));
+    }
+
+    /// There is no answer, but a node may have lent what was asked for, and the rest to others.
+    pub(super) fn maybe_answered(&mut self) {
+        self.not_answered();
+        let most = self.asked.unwrap_or(0.0);
+        self.resource.hold(|held| held.capacity = held.capacity.min(most));
+    }
+
+    /// The nodes refuse to lease it, until they are asked again.
+    pub(super) fn refused(&mut self, until: Instant) {
+        self.not_answered();
+        self.refused_until = Some(until);
     }
 
     /// The capacity without a lease.
@@ -113,8 +130,26 @@ impl Kept {
         }
     }
 
+    /// When it has to be asked for, if it can't wait for the next refresh of all; with this pause
+    /// after the last time.
+    pub(super) fn urgent_at(&self, now: Instant, pause: Duration) -> Option<Instant> {
+        match self.asked_at {
+            None => Some(now),
+            Some(at) if self.resource.is_urgent() && !self.is_refused(now) => Some(at + pause),
+            Some(_) => None,
+        }
+    }
+
     pub(super) fn is_refused(&self, now: Instant) -> bool {
         self.refused_until.is_some_and(|until| now < until)
+    }
+
+    /// Adds the demand of the last second, and tells the metrics.
+    pub(super) fn measure(&mut self, seconds: f64) {
+        self.demand.add(self.resource.usage.demand(seconds));
+        self.resource.usage.begin_second();
+        let (wants, capacity) = (self.asked.unwrap_or(0.0), self.resource.capacity());
+        metrics::lease(&self.resource.id, wants, capacity);
     }
 
     /// The name, unless it is one whose release would be refused, with that of all others.

@@ -37,11 +37,14 @@ struct State {
     waiting: f64,
     /// What was used, refused or no longer waited for since the second began.
     ended: f64,
+    /// What was refused since the second began.
+    refused: f64,
 }
 
 impl Rate {
     pub(super) fn new() -> Self {
-        let state = State { meter: Meter::new(Instant::now()), waiting: 0.0, ended: 0.0 };
+        let meter = Meter::new(Instant::now());
+        let state = State { meter, waiting: 0.0, ended: 0.0, refused: 0.0 };
         Self { queue: FairMutex::default(), state: Mutex::new(state) }
     }
 
@@ -53,12 +56,20 @@ impl Rate {
 impl Usage for Rate {
     fn demand(&self, seconds: f64) -> f64 {
         let state = self.state();
-        let demand = state.ended / seconds + state.waiting;
+        // A debt is paid within a second.
+        let demand = (state.ended / seconds).max(state.meter.debt()) + state.waiting;
         if state.waiting > 0.0 { demand * GROWTH } else { demand }
     }
 
+    /// Whether it would take more than a second.
+    fn is_short(&self, capacity: f64) -> bool {
+        let state = self.state();
+        state.waiting + state.meter.debt() + state.refused > capacity
+    }
+
     fn begin_second(&self) {
-        self.state().ended = 0.0;
+        let mut state = self.state();
+        (state.ended, state.refused) = (0.0, 0.0);
     }
 
     fn before_change(&self, held: &Held, now: Instant) {
@@ -89,9 +100,12 @@ impl RateLimiter {
     /// May be dropped before it is ready: nothing is used then.
     pub async fn wait(&self, n: u32) -> Result<(), Closed> {
         let n = f64::from(n);
+        if self.use_at_once(n) {
+            return Ok(());
+        }
         self.rate.state().waiting += n;
         let _waiting = Waiting(&self.rate, n);
-        self.ask_if_behind(self.capacity());
+        self.handle.ask_if_short();
         let _turn = self.rate.queue.lock().await;
         let mut watch = self.handle.watch();
         loop {
@@ -100,34 +114,36 @@ impl RateLimiter {
             match taken {
                 Ok(()) => return Ok(()),
                 Err(wait) => {
-                    self.ask_if_behind(held.capacity(now));
+                    // The last answer may be of a request from before this call.
+                    self.handle.ask_if_short();
                     watch.changed(now, wait).await;
                 }
             }
         }
     }
 
-    /// Asks for more if what is demanded takes more than a second at this capacity.
-    fn ask_if_behind(&self, capacity: f64) {
-        let is_behind = {
-            let state = self.rate.state();
-            state.waiting + state.meter.debt() > capacity
-        };
-        if is_behind {
-            self.handle.ask_for_more();
+    /// Uses `n` if that is possible now, and nobody waits. As with [`wait`](Self::wait), the next
+    /// callers wait for what is more than a tenth of a second's capacity.
+    pub fn try_use(&self, n: u32) -> bool {
+        let n = f64::from(n);
+        let is_used = self.use_at_once(n);
+        if !is_used {
+            {
+                let mut state = self.rate.state();
+                state.ended += n;
+                state.refused += n;
+            }
+            self.handle.ask_if_short();
         }
+        is_used
     }
 
-    /// Uses `n` if that is possible now, and nobody waits.
-    pub fn try_use(&self, n: u32) -> bool {
-        let (n, held, now) = (f64::from(n), self.handle.held(), Instant::now());
-        let is_used = {
-            let mut state = self.rate.state();
+    fn use_at_once(&self, n: f64) -> bool {
+        let (held, now) = (self.handle.held(), Instant::now());
+        let mut state = self.rate.state();
+        let is_used = state.waiting == 0.0 && state.meter.take(n, &held, now).is_ok();
+        if is_used {
             state.ended += n;
-            state.waiting == 0.0 && state.meter.take(n, &held, now).is_ok()
-        };
-        if !is_used {
-            self.ask_if_behind(held.capacity(now) - n);
         }
         is_used
     }

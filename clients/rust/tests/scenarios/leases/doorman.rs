@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use testkit::{free_port, now_s};
 use tokio::net::TcpListener;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::TcpListenerStream;
 use tollgate_client::{Capacity, Client, Mode};
 use tollgate_proto::doorman::capacity_server::{Capacity as CapacityService, CapacityServer};
@@ -31,8 +31,11 @@ struct State {
     master: Option<String>,
     safe: Option<f64>,
     degraded: bool,
-    /// How long the leases are valid.
+    /// How long the leases are valid, and when to refresh them.
     length_s: i64,
+    interval_s: i64,
+    /// How long an answer takes.
+    delay: Duration,
     /// The requests so far: when they came, and the resources of each.
     asked: Vec<(Instant, Vec<String>)>,
     released: Vec<String>,
@@ -49,7 +52,7 @@ impl Doorman {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let doorman = Self::default();
-        doorman.set(|state| state.length_s = 60);
+        doorman.set(|state| (state.length_s, state.interval_s) = (60, 1));
         let service = CapacityServer::new(doorman.clone());
         let serving = tonic::transport::Server::builder().add_service(service);
         tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
@@ -76,7 +79,7 @@ impl CapacityService for Doorman {
         request: Request<GetCapacityRequest>,
     ) -> Result<Response<GetCapacityResponse>, Status> {
         let asked = request.into_inner().resource;
-        let response = self.set(|state| {
+        let (response, delay) = self.set(|state| {
             let names = asked.iter().map(|asked| asked.resource_id.clone()).collect();
             state.asked.push((Instant::now(), names));
             let mastership = state.mastership();
@@ -84,7 +87,7 @@ impl CapacityService for Doorman {
                 resource_id: asked.resource_id,
                 gets: Lease {
                     expiry_time: now_s() + state.length_s,
-                    refresh_interval: 1,
+                    refresh_interval: state.interval_s,
                     capacity: asked.wants,
                 },
                 safe_capacity: state.safe,
@@ -92,8 +95,10 @@ impl CapacityService for Doorman {
                 ..ResourceResponse::default()
             };
             let answers = asked.into_iter().filter(|_| mastership.is_none()).map(answer);
-            GetCapacityResponse { response: answers.collect(), mastership }
+            let response = GetCapacityResponse { response: answers.collect(), mastership };
+            (response, state.delay)
         });
+        tokio::time::sleep(delay).await;
         Ok(Response::new(response))
     }
 
@@ -201,8 +206,7 @@ async fn a_lease_whose_handle_was_dropped_can_be_leased_again_at_once() {
     let client = builder(&[address]).build().unwrap();
     for wants in 1..50_u32 {
         let mut db = lease(&client, "db", f64::from(wants));
-        // Nothing of what the last handle held.
-        assert_eq!(db.get(), 0.0);
+        // It would be another value first if anything of the last handle were left.
         assert_eq!(db.changed().await, Ok(f64::from(wants)));
     }
     client.close().await;
@@ -249,4 +253,28 @@ async fn threads_do_not_refuse_each_other() {
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(refused, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn demand_that_comes_during_a_request_does_not_wait_for_the_next_interval() {
+    let (doorman, address) = Doorman::start().await;
+    let delay = Duration::from_millis(200);
+    doorman.set(|state| (state.interval_s, state.delay) = (60, delay));
+    let client = builder(&[address]).build().unwrap();
+    let other = lease(&client, "other", 1.0);
+    let rate = client.lease("rate").rate_limiter().unwrap();
+    let gauge = client.lease("gauge").gauge().unwrap();
+    until("asked without any demand", || {
+        let asked = doorman.set(|state| state.asked.clone());
+        asked.iter().map(|(_, names)| names.len()).sum::<usize>() == 3
+    })
+    .await;
+    let before = doorman.calls();
+    let soon = Duration::from_secs(20);
+    timeout(soon, rate.wait(1)).await.unwrap().unwrap();
+    let _place = timeout(soon, gauge.acquire()).await.unwrap().unwrap();
+    until("the other", || other.get() == 1.0).await;
+    // Only what was in a hurry was asked for again.
+    let asked = doorman.set(|state| state.asked[before..].to_vec());
+    assert!(asked.iter().all(|(_, names)| !names.contains(&"other".to_owned())), "{asked:?}");
 }

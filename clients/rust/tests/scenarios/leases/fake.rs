@@ -66,8 +66,6 @@ async fn one_caller_after_the_other_gets_a_rate_that_grows_to_the_demand() {
     // A caller without a limit would come a thousand times.
     let used = used.load(Ordering::Relaxed) - before;
     assert!(used >= 400, "{used}");
-    // What is not demanded any more is given back, over ten seconds.
-    client.close().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -75,13 +73,10 @@ async fn what_is_not_demanded_is_given_back() {
     let (_fake, client) = fake();
     let rate = client.lease("db").rate_limiter().unwrap();
     let gauge = client.lease("places").gauge().unwrap();
-    let places: Vec<_> = {
-        let mut places = Vec::new();
-        for _ in 0..5 {
-            places.push(gauge.acquire().await.unwrap());
-        }
-        places
-    };
+    let mut places = Vec::new();
+    for _ in 0..5 {
+        places.push(gauge.acquire().await.unwrap());
+    }
     for _ in 0..100 {
         rate.wait(1).await.unwrap();
     }
@@ -108,6 +103,35 @@ async fn a_debt_is_paid_at_the_capacity_that_was_held() {
     rate.wait(1).await.unwrap();
     let waited = start.elapsed();
     assert!((30 * MS..60 * MS).contains(&waited), "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_debt_is_demand() {
+    let (fake, client) = fake();
+    fake.capacity("db", 100.0);
+    let rate = client.lease("db").rate_limiter().unwrap();
+    rate.wait(3000).await.unwrap();
+    let start = Instant::now();
+    rate.wait(1).await.unwrap();
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((29.0..32.0).contains(&seconds), "{seconds}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_at_once_is_demand() {
+    let (_fake, client) = fake();
+    let rate = client.lease("rate").rate_limiter().unwrap();
+    let gauge = client.lease("gauge").gauge().unwrap();
+    let start = Instant::now();
+    while !(0..100).map(|_| rate.try_use(1)).fold(true, |all, used| all & used) {
+        sleep(100 * MS).await;
+    }
+    assert!(start.elapsed() < 3000 * MS, "{:?}", start.elapsed());
+    let start = Instant::now();
+    while (0..100).map(|_| gauge.try_acquire()).collect::<Vec<_>>().iter().any(Option::is_none) {
+        sleep(100 * MS).await;
+    }
+    assert!(start.elapsed() < 3000 * MS, "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
