@@ -1,12 +1,14 @@
 //! The task that keeps the leases of a client: asks for them, refreshes all in one call at the
 //! interval that the nodes say, and releases them.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 use tollgate_proto::doorman::{
     GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ResourceRequest,
+    ResourceResponse,
 };
 
 use super::desk::{Desk, Stock};
@@ -137,18 +139,16 @@ impl Keeper {
 
     /// Begins to keep new resources. Returns those that have no handle any more.
     fn take(&mut self, live: Vec<Arc<Resource>>) -> Vec<String> {
-        let is_same = |kept: &Kept, one: &Arc<Resource>| Arc::ptr_eq(&kept.resource, one);
+        let live_ones: HashSet<_> = live.iter().map(Arc::as_ptr).collect();
         let (kept, gone): (Vec<_>, Vec<_>) =
-            self.kept.drain(..).partition(|kept| live.iter().any(|one| is_same(kept, one)));
-        self.kept = kept;
+            self.kept.drain(..).partition(|kept| live_ones.contains(&Arc::as_ptr(&kept.resource)));
         // One that has another handle already is asked for instead.
+        let names: HashSet<_> = live.iter().map(|one| &*one.id).collect();
         let gone = gone.iter().filter_map(Kept::to_release);
-        let gone = gone.filter(|id| live.iter().all(|one| one.id != *id)).collect();
-        for one in live {
-            if !self.kept.iter().any(|kept| is_same(kept, &one)) {
-                self.kept.push(Kept::new(one));
-            }
-        }
+        let gone = gone.filter(|id| !names.contains(&**id)).collect();
+        let known: HashSet<_> = kept.iter().map(|kept| Arc::as_ptr(&kept.resource)).collect();
+        let new = live.into_iter().filter(|one| !known.contains(&Arc::as_ptr(one)));
+        self.kept = kept.into_iter().chain(new.map(Kept::new)).collect();
         gone
     }
 
@@ -258,13 +258,18 @@ fn is_refused(error: &Error) -> bool {
 
 /// Gives each resource its answer. Returns the time until the next refresh.
 fn take_answers(group: Vec<&mut Kept>, answer: &GetCapacityResponse, now: Now) -> Duration {
+    let mut answers: HashMap<&str, Option<&ResourceResponse>> = HashMap::new();
+    for answer in &answer.response {
+        // A node that answers twice for a resource has not answered.
+        answers
+            .entry(&*answer.resource_id)
+            .and_modify(|known| *known = None)
+            .or_insert(Some(answer));
+    }
     let mut interval = LONGEST_INTERVAL;
     for kept in group {
-        let mut answers =
-            answer.response.iter().filter(|answer| answer.resource_id == kept.resource.id);
-        // A node that answers twice, or not for this resource, has not answered.
-        match (answers.next(), answers.next()) {
-            (Some(answer), None) => {
+        match answers.get(&*kept.resource.id) {
+            Some(Some(answer)) => {
                 let seconds = answer.gets.refresh_interval.try_into().unwrap_or(0);
                 interval = interval.min(Duration::from_secs(seconds));
                 kept.answered(answer, now);
