@@ -114,7 +114,7 @@ def test_rates_of_several_clients_stay_within_the_capacity(connect, node):
         if measure(0.5) >= 80:
             break
     # It stays so.
-    assert measure(3.0) >= 80
+    assert measure(2.0) >= 80
     stop.set()
     for thread in threads:
         thread.join()
@@ -200,7 +200,7 @@ def test_a_client_that_is_closed_during_a_refresh_lets_go(connect, node, proxy):
 
     waiting = run_all(wait, 1, ends)
     eventually("leased", lambda: node.metric("tollgate_resource_has") == 50.0)
-    proxy.set(Fault.NOTHING, delay=0.3)
+    proxy.set(Fault.NOTHING, delay=0.1)
     # The request of a refresh has passed, and its answer has not.
     before = node.metric("tollgate_lease_decisions_total")
     eventually("asked again", lambda: node.metric("tollgate_lease_decisions_total") > before)

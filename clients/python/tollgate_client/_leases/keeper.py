@@ -104,7 +104,7 @@ class Keeper:
             yield from self._refresh()
             if self._gone and not desk.is_closed:
                 yield from self._release()
-            if not desk.is_closed:
+            if self._kept and not desk.is_closed:
                 wake = min(self._next_refresh, self._second + _SECOND)
                 yield Rest(max(wake - self._clock(), 0.0))
         self._gone.update(kept.resource.name for kept in self._kept if kept.is_releasable)
