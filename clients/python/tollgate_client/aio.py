@@ -24,7 +24,8 @@ __all__ = ["Acquiring", "Capacity", "Client", "Gauge", "Place", "RateLimiter"]
 
 
 class Client(Configured):
-    """Asks tollgate for tokens, and leases capacity, as :class:`tollgate_client.Client` does, with the same settings.
+    """Asks tollgate for tokens, and leases capacity, as :class:`tollgate_client.Client` does, with
+    the same settings.
 
     It may be made outside of an event loop, and connects with the first request. In another event
     loop, or after a fork, it connects anew; it must not be used in two event loops at a time.

@@ -19,8 +19,8 @@ from .fake import BlockingFake
 from .request import request
 
 class Client(Configured):
-    """Asks tollgate for tokens, and leases capacity. Threads may share it; one client per process is enough. It connects
-    with the first request, and after a fork the child connects anew.
+    """Asks tollgate for tokens, and leases capacity. Threads may share it; one client per process is
+    enough. It connects with the first request, and after a fork the child connects anew.
 
     >>> with Client("tollgate.internal:10990", fallback=Fallback.rate(10, burst=20)) as client:
     ...     client.acquire("db", "reads", 5, max_wait=1.0)  # Waits up to a second for five tokens.

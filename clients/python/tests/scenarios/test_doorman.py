@@ -53,7 +53,7 @@ def test_a_doorman_that_moves_its_master_is_followed(connect, doorman):
     servers[1].master = ""
     db.set_wants(8.0)
     before = servers[1].calls()
-    eventually("asked in vain", lambda: servers[1].calls() > before + 1)
+    eventually("asked in vain", lambda: servers[1].calls() > before)
     assert db.get() == 7.0
     set_master(1)
     leased(8.0)
@@ -65,11 +65,6 @@ def test_a_doorman_that_moves_its_master_is_followed(connect, doorman):
     eventually("asked again", lambda: servers[0].calls() > before)
     set_master(0)
     leased(9.0)
-    # The servers name each other: that ends after a few hops.
-    before = servers[0].calls() + servers[1].calls()
-    servers[0].master, servers[1].master = servers[1].address, servers[0].address
-    eventually("asked", lambda: servers[0].calls() + servers[1].calls() > before)
-    assert db.get() == 9.0
     # The master moves between the last refresh and the release.
     set_master(1)
     client.end()

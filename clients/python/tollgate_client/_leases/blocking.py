@@ -111,8 +111,8 @@ class _Closing(Handle):
 
 class RateLimiter(RateHandle, _Closing):
     """Limits what this process does to its leased rate: the capacity is so much a second. Made by
-    :meth:`tollgate_client.Client.rate_limiter`. Threads may share it. As a context manager, it gives
-    the lease back at the end."""
+    :meth:`tollgate_client.Client.rate_limiter`. Threads may share it. As a context manager, it
+    gives the lease back at the end."""
 
     def wait(self, n: int = 1, timeout: Optional[float] = None) -> None:
         """Waits until ``n`` may be used, in the order of the calls. A tenth of a second's capacity

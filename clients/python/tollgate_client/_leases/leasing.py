@@ -97,7 +97,7 @@ class Leases(Generic[E]):
 
     def _ended(self, is_regular: bool) -> None:
         """The keeper has ended."""
-        if not is_regular:
+        if self.desk.is_closed or not is_regular:
             self.desk.keeper_has_ended()
         if self._is_ending:
             self.engine.stop()
