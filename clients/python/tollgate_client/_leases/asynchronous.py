@@ -164,7 +164,7 @@ class RateLimiter(RateHandle, _Closing):
         """
         leases = self._leases
         leases.catch_up()
-        await run_async(self._rate.wait(n, timeout, leases.new_signal()), leases.perform)
+        await run_async(self._rate.wait(n, timeout, leases.new_signal), leases.perform)
 
 
 class Gauge(GaugeHandle, _Closing):

@@ -123,7 +123,7 @@ class RateLimiter(RateHandle, _Closing):
         ``ClosedError``. Nothing is used then.
         """
         self._leases.catch_up()
-        run(self._rate.wait(n, timeout, threading.Event()), self._leases.perform)
+        run(self._rate.wait(n, timeout, threading.Event), self._leases.perform)
 
 
 class Gauge(GaugeHandle, _Closing):

@@ -52,7 +52,9 @@ class Rate:
         self._clock = clock
         self._line = Line(resource)
 
-    def wait(self, n: int, timeout: Optional[float], signal: Signal) -> Plan[None]:
+    def wait(
+        self, n: int, timeout: Optional[float], new_signal: Callable[[], Signal]
+    ) -> Plan[None]:
         """Waits until ``n`` may be used, and uses it."""
         _check(n)
         resource, usage = self._resource, self._usage
@@ -65,10 +67,15 @@ class Rate:
             return pause
 
         with resource.lock:
+            held, now = resource.held, self._clock()
+            self._ask_if_behind(held.at(now) - n)
+            is_first = not usage.waiting and not held.is_closed
+            if is_first and usage.meter.take(n, held, now) == 0.0:
+                usage.ended += n
+                return
             usage.waiting += n
-            self._ask_if_behind(resource.held.at(self._clock()))
         try:
-            yield from in_turn(resource, self._line, signal, attempt, timeout, self._clock)
+            yield from in_turn(resource, self._line, new_signal(), attempt, timeout, self._clock)
         finally:
             with resource.lock:
                 usage.waiting -= n
