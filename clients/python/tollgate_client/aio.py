@@ -12,6 +12,7 @@ from ._decide.effects import run_async
 from ._decide.settings import Configured, Servers
 from ._leases.asynchronous import Acquiring, AsyncLeases, Capacity, Gauge, RateLimiter
 from ._leases.handle import Place
+from ._leases.leasing import when_collected
 from ._leases.resource import Mode
 from ._nodes.asynchronous import AsyncNodes
 from .answers import Decision, Granted
@@ -145,8 +146,7 @@ class Client(Configured):
         if self._leases is None or self._leases.engine is not engine:
             self._leases = leases = AsyncLeases(engine, self._client_id())
             # Called before the engine's.
-            self._leases_finalizer = weakref.finalize(self, leases.client_has_ended)
-            self._leases_finalizer.atexit = False
+            self._leases_finalizer = when_collected(self, leases.client_has_ended)
         return self._leases
 
     def _new_engine(self) -> _Engine:

@@ -11,6 +11,7 @@ from . import _fork
 from ._decide.effects import run
 from ._decide.settings import Configured, Servers
 from ._leases.blocking import BlockingLeases, Capacity, Gauge, RateLimiter
+from ._leases.leasing import when_collected
 from ._leases.resource import Mode
 from ._nodes.blocking import BlockingNodes
 from .answers import Decision, Granted
@@ -173,8 +174,7 @@ class Client(Configured):
             if self._leases is None:
                 self._leases = leases = BlockingLeases(engine, self._client_id())
                 # Called before the engine's.
-                self._leases_finalizer = weakref.finalize(self, leases.client_has_ended)
-                self._leases_finalizer.atexit = False
+                self._leases_finalizer = when_collected(self, leases.client_has_ended)
             return self._leases
 
     def _new_engine(self) -> _Engine:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from types import TracebackType
 from typing import Any, Optional, Type
 
 from .capacity import Changes
 from .gauge import GaugeUsage, Places
-from .leasing import Leases
+from .leasing import Leases, when_collected
 from .rate import Rate, RateUsage
 from .resource import Mode, Resource, Unmeasured, Usage
 
@@ -30,9 +29,7 @@ class Handle:
         self._client = client
         self._leases = leases
         self._resource = resource = leases.lease(name, mode, wants, usage)
-        self._finalizer = weakref.finalize(self, leases.desk.drop, resource)
-        # When the process ends, nobody waits for a release.
-        self._finalizer.atexit = False
+        self._finalizer = when_collected(self, leases.desk.drop, resource)
 
     @property
     def resource(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Generic, Optional, Protocol, TypeVar
+import weakref
+from typing import Any, Callable, Generic, Optional, Protocol, TypeVar
 
 from .. import _fork
 from .desk import Desk
@@ -40,6 +41,17 @@ class Engine(Protocol):
 
 
 E = TypeVar("E", bound=Engine)
+
+
+def when_collected(
+    one: object, work: Callable[..., object], *arguments: object
+) -> weakref.finalize[..., Any]:
+    """Has work done when an object is collected, at any moment; but not at the end of the process,
+    when nobody waits for it."""
+    finalizer = weakref.finalize(one, work, *arguments)
+    # Not all versions of the type stubs know that it can be set.
+    setattr(finalizer, "atexit", False)
+    return finalizer
 
 
 class Leases(Generic[E]):
