@@ -111,7 +111,7 @@ def test_rates_of_several_clients_stay_within_the_capacity(connect, node):
 
     # The wants grow until the whole capacity is leased.
     for _ in polls("the capacity is used"):
-        if measure(0.5) >= 80:
+        if measure(0.4) >= 80:
             break
     # It stays so.
     assert measure(1.5) >= 80
@@ -197,6 +197,7 @@ def test_a_client_that_is_closed_during_a_refresh_lets_go(connect, node, proxy):
     proxy.set(Fault.NOTHING, delay=0.1)
     # The request of a refresh has passed, and its answer has not.
     before = node.metric("tollgate_lease_decisions_total")
+    rate.set_wants(60.0)
     eventually("asked again", lambda: node.metric("tollgate_lease_decisions_total") > before)
     # Both return when the leases are released.
     failures: List[BaseException] = []
