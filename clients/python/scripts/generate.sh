@@ -14,7 +14,7 @@ mkdir -p "$out"
 
 protoc -I../../proto -Iproto \
   --python_out="$out" --pyi_out="$out" --grpc_out="$out" --plugin=protoc-gen-grpc="$plugin" \
-  quotaservice.proto health.proto
+  quotaservice.proto doorman.proto health.proto
 protoc -Iproto --python_out="$out" --pyi_out="$out" status.proto
 
 # The modules import each other within their package. The messages are in a pool of their own, so

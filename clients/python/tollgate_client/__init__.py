@@ -11,16 +11,24 @@ a :class:`Fallback` decides then.
     client.acquire("db", "reads", max_wait=1.0)
     # Now call the database.
 
+A client that makes many calls leases a share of a resource's capacity instead, and limits itself:
+:meth:`Client.rate_limiter`, :meth:`Client.gauge` and :meth:`Client.capacity`.
+
 ``tollgate_client.aio`` has the same client for asyncio. All times are seconds.
 """
 
 from . import aio
 from ._version import VERSION as __version__
+from ._leases.blocking import Capacity, Gauge, RateLimiter
+from ._leases.handle import Place
+from ._leases.resource import Mode
 from .answers import DecidedBy, Decision, Granted, Reason, Refused
 from .client import Client
 from .errors import (
+    AlreadyLeasedError,
     ClosedError,
     InvalidRequestError,
+    LeaseTimeoutError,
     NoAnswer,
     NoDecisionError,
     RefusedError,
@@ -32,6 +40,8 @@ from .fallback import Fallback
 from .request import Request
 
 __all__ = [
+    "AlreadyLeasedError",
+    "Capacity",
     "Client",
     "ClosedError",
     "DecidedBy",
@@ -40,10 +50,15 @@ __all__ = [
     "FakeAnswer",
     "FakeTime",
     "Fallback",
+    "Gauge",
     "Granted",
     "InvalidRequestError",
+    "LeaseTimeoutError",
+    "Mode",
     "NoAnswer",
     "NoDecisionError",
+    "Place",
+    "RateLimiter",
     "Reason",
     "Refused",
     "RefusedError",

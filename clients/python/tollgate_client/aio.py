@@ -10,6 +10,10 @@ from typing import Any, Optional, Type, Union
 from . import _fork
 from ._decide.effects import run_async
 from ._decide.settings import Configured, Servers
+from ._leases.asynchronous import Acquiring, AsyncLeases, Capacity, Gauge, RateLimiter
+from ._leases.handle import Place
+from ._leases.leasing import when_collected
+from ._leases.resource import Mode
 from ._nodes.asynchronous import AsyncNodes
 from .answers import Decision, Granted
 from .errors import ClosedError
@@ -17,8 +21,12 @@ from .fake import AsyncFake
 from .request import request
 
 
+__all__ = ["Acquiring", "Capacity", "Client", "Gauge", "Place", "RateLimiter"]
+
+
 class Client(Configured):
-    """Asks tollgate for tokens, as :class:`tollgate_client.Client` does, with the same settings.
+    """Asks tollgate for tokens, and leases capacity, as :class:`tollgate_client.Client` does, with
+    the same settings.
 
     It may be made outside of an event loop, and connects with the first request. In another event
     loop, or after a fork, it connects anew; it must not be used in two event loops at a time.
@@ -29,6 +37,8 @@ class Client(Configured):
 
     _engine: Optional[_Engine] = None
     _finalizer: Optional[weakref.finalize[..., Any]] = None
+    _leases: Optional[AsyncLeases] = None
+    _leases_finalizer: Optional[weakref.finalize[..., Any]] = None
     _is_closed = False
 
     async def allow(
@@ -70,11 +80,38 @@ class Client(Configured):
         engine = self._running()
         return await run_async(engine.decider.acquire(asked), engine.perform)
 
+    def rate_limiter(
+        self, resource: str, *, wants: Optional[float] = None, mode: Mode = Mode.SAFE
+    ) -> RateLimiter:
+        """A lease that limits a rate: the capacity is so much a second. The
+        arguments and errors are those of :meth:`tollgate_client.Client.rate_limiter`. To be called
+        in an event loop."""
+        return RateLimiter(self, self._leasing(), resource, mode, wants)
+
+    def gauge(
+        self, resource: str, *, wants: Optional[float] = None, mode: Mode = Mode.SAFE
+    ) -> Gauge:
+        """A lease that limits how much is done at once: the capacity is so many. The
+        arguments and errors are those of :meth:`tollgate_client.Client.gauge`. To be called in
+        an event loop."""
+        return Gauge(self, self._leasing(), resource, mode, wants)
+
+    def capacity(
+        self, resource: str, *, wants: Optional[float] = None, mode: Mode = Mode.SAFE
+    ) -> Capacity:
+        """A lease whose use is left to the application. The arguments and errors are
+        those of :meth:`tollgate_client.Client.capacity`. To be called in an event loop."""
+        return Capacity(self, self._leasing(), resource, mode, wants)
+
     async def close(self) -> None:
-        """Closes the connections, once the requests that are under way have ended. Further requests
-        raise ``ClosedError``."""
+        """Releases all leases, so that others get their capacity at once, and closes the
+        connections, once the requests that are under way have ended. Further requests, and those
+        who wait for leased resources, get ``ClosedError``. Takes up to five seconds if there are
+        leases and no node answers."""
         self._is_closed = True
         engine, self._engine = self._engine, None
+        if self._leases is not None:
+            await self._leases.close()
         if engine is not None:
             engine.stop()
 
@@ -98,19 +135,31 @@ class Client(Configured):
         if engine is not None:
             # Its event loop has ended.
             engine.stop()
+            if self._leases is not None:
+                self._leases.abandon()
         self._engine = engine = self._new_engine()
         return engine
+
+    def _leasing(self) -> AsyncLeases:
+        engine = self._running()
+        if self._leases is None or self._leases.engine is not engine:
+            self._leases = leases = AsyncLeases(engine, self._client_id())
+            # Called before the engine's.
+            self._leases_finalizer = when_collected(self, leases.client_has_ended)
+        return self._leases
 
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
             return AsyncFake(self._rules, self._backend)
         nodes = AsyncNodes(self._rules, self._backend)
-        self._finalizer = weakref.finalize(self, nodes.abandon)
+        self._finalizer = weakref.finalize(self, nodes.client_has_ended)
         return nodes
 
     def after_fork(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        for finalizer in (self._finalizer, self._leases_finalizer):
+            if finalizer is not None:
+                finalizer.detach()
+        self._leases = None
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None

@@ -10,6 +10,9 @@ from typing import Any, Optional, Type, Union
 from . import _fork
 from ._decide.effects import run
 from ._decide.settings import Configured, Servers
+from ._leases.blocking import BlockingLeases, Capacity, Gauge, RateLimiter
+from ._leases.leasing import when_collected
+from ._leases.resource import Mode
 from ._nodes.blocking import BlockingNodes
 from .answers import Decision, Granted
 from .errors import ClosedError
@@ -18,8 +21,8 @@ from .request import request
 
 
 class Client(Configured):
-    """Asks tollgate for tokens. Threads may share it; one client per process is enough. It connects
-    with the first request, and after a fork the child connects anew.
+    """Asks tollgate for tokens, and leases capacity. Threads may share it; one client per process is
+    enough. It connects with the first request, and after a fork the child connects anew.
 
     >>> with Client("tollgate.internal:10990", fallback=Fallback.rate(10, burst=20)) as client:
     ...     client.acquire("db", "reads", 5, max_wait=1.0)  # Waits up to a second for five tokens.
@@ -27,6 +30,8 @@ class Client(Configured):
 
     _engine: Optional[_Engine] = None
     _finalizer: Optional[weakref.finalize[..., Any]] = None
+    _leases: Optional[BlockingLeases] = None
+    _leases_finalizer: Optional[weakref.finalize[..., Any]] = None
     _is_closed = False
 
     def allow(
@@ -82,12 +87,63 @@ class Client(Configured):
         engine = self._engine or self._start()
         return run(engine.decider.acquire(asked), engine.perform)
 
+    def rate_limiter(
+        self, resource: str, *, wants: Optional[float] = None, mode: Mode = Mode.SAFE
+    ) -> RateLimiter:
+        """A lease that limits a rate: the capacity is so much a second.
+
+        resource: the name of the resource, of which the client may have one lease at a time.
+        wants: the capacity to ask for; a number below 0 means 0. Without it, as much as is
+            demanded: a fifth more than the average of the last ten seconds, or what was demanded in
+            the last one if that is more; and twice as much while callers wait.
+        mode: what may be used once the lease has run out, and before the first answer.
+
+        Raises ``AlreadyLeasedError``, ``InvalidRequestError`` if the name is empty or has more than
+        1,024 bytes, and ``ClosedError``.
+        """
+        return RateLimiter(self, self._leasing(), resource, mode, wants)
+
+    def gauge(
+        self, resource: str, *, wants: Optional[float] = None, mode: Mode = Mode.SAFE
+    ) -> Gauge:
+        """A lease that limits how much is done at once: the capacity is so many.
+
+        resource: the name of the resource, of which the client may have one lease at a time.
+        wants: the capacity to ask for; a number below 0 means 0. Without it, as much as is
+            demanded: a fifth more than the average of the last ten seconds, or what was demanded in
+            the last one if that is more.
+        mode: what may be used once the lease has run out, and before the first answer.
+
+        Raises ``AlreadyLeasedError``, ``InvalidRequestError`` if the name is empty or has more than
+        1,024 bytes, and ``ClosedError``.
+        """
+        return Gauge(self, self._leasing(), resource, mode, wants)
+
+    def capacity(
+        self, resource: str, *, wants: Optional[float] = None, mode: Mode = Mode.SAFE
+    ) -> Capacity:
+        """A lease whose use is left to the application.
+
+        resource: the name of the resource, of which the client may have one lease at a time.
+        wants: the capacity to ask for; a number below 0 means 0. Without it, nothing.
+        mode: what may be used once the lease has run out, and before the first answer.
+
+        Raises ``AlreadyLeasedError``, ``InvalidRequestError`` if the name is empty or has more than
+        1,024 bytes, and ``ClosedError``.
+        """
+        return Capacity(self, self._leasing(), resource, mode, wants)
+
     def close(self) -> None:
-        """Closes the connections, once the requests that are under way have ended. Further requests
-        raise ``ClosedError``."""
+        """Releases all leases, so that others get their capacity at once, and closes the
+        connections, once the requests that are under way have ended. Further requests, and those
+        who wait for leased resources, get ``ClosedError``. Takes up to five seconds if there are
+        leases and no node answers."""
         with self._starting:
             self._is_closed = True
             engine, self._engine = self._engine, None
+            leases = self._leases
+        if leases is not None:
+            leases.close()
         if engine is not None:
             engine.stop()
 
@@ -110,17 +166,30 @@ class Client(Configured):
                 self._engine = self._new_engine()
             return self._engine
 
+    def _leasing(self) -> BlockingLeases:
+        engine = self._engine or self._start()
+        with self._starting:
+            if self._is_closed:
+                raise ClosedError("the client is closed")
+            if self._leases is None:
+                self._leases = leases = BlockingLeases(engine, self._client_id())
+                # Called before the engine's.
+                self._leases_finalizer = when_collected(self, leases.client_has_ended)
+            return self._leases
+
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
             return BlockingFake(self._rules, self._backend)
         nodes = BlockingNodes(self._rules, self._backend)
-        self._finalizer = weakref.finalize(self, nodes.abandon)
+        self._finalizer = weakref.finalize(self, nodes.client_has_ended)
         return nodes
 
     def after_fork(self) -> None:
         self._starting = threading.Lock()
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        for finalizer in (self._finalizer, self._leases_finalizer):
+            if finalizer is not None:
+                finalizer.detach()
+        self._leases = None
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None

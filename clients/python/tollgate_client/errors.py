@@ -18,7 +18,36 @@ class SettingsError(TollgateError, ValueError):
 
 
 class ClosedError(TollgateError):
-    """The client is closed."""
+    """The client is closed, or the lease was given back."""
+
+
+class AlreadyLeasedError(TollgateError):
+    """The client has a lease on the resource already: share its handle."""
+
+    resource: str
+    """The name of the resource."""
+
+    def __init__(self, resource: str) -> None:
+        self.resource = resource
+        super().__init__(resource)
+
+    def __str__(self) -> str:
+        return f"the client has a lease on {self.resource} already"
+
+
+class LeaseTimeoutError(TollgateError, TimeoutError):
+    """The caller would have to wait longer for a leased resource than it wants to. Nothing was
+    used."""
+
+    resource: str
+    """The name of the resource."""
+
+    def __init__(self, resource: str) -> None:
+        self.resource = resource
+        super().__init__(resource)
+
+    def __str__(self) -> str:
+        return f"{self.resource} is not available within the timeout"
 
 
 class InvalidRequestError(TollgateError):
@@ -35,6 +64,8 @@ class NoAnswer(enum.Enum):
     well."""
     OVERLOADED = "overloaded"
     """The nodes are overloaded."""
+    FORBIDDEN = "forbidden"
+    """The nodes do not allow this client to ask, by their access file."""
     FAILED = "error"
     """The node has answered with an error."""
 
@@ -52,7 +83,8 @@ class NoDecisionError(TollgateError):
     reason: NoAnswer
     """Why."""
     detail: str
-    """The same in words. For ``NoAnswer.FAILED``, the gRPC status code and message."""
+    """The same in words. For ``NoAnswer.FAILED``, the gRPC status code and message; for
+    ``NoAnswer.FORBIDDEN``, the message."""
 
     def __init__(self, reason: NoAnswer, detail: Optional[str] = None) -> None:
         self.reason = reason

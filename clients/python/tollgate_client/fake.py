@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Optional,
 
 from ._decide.decider import Decider, Rules
 from ._decide.effects import Effect, Plan, Sleep
+from ._proto.doorman_pb2 import (
+    GetCapacityRequest,
+    GetCapacityResponse,
+    Lease,
+    ReleaseCapacityRequest,
+    ReleaseCapacityResponse,
+    ResourceResponse,
+)
 from ._proto.quotaservice_pb2 import AllowRequest, AllowResponse
 from .errors import NoAnswer, NoDecisionError
 from .fallback import LocalRate
@@ -107,6 +115,10 @@ FakeAnswer.INVALID = FakeAnswer(
 FakeAnswer.NO_NODE = FakeAnswer(_no_node)
 
 
+_NEVER = 2**63 - 1
+"""An expiry."""
+
+
 class Fake:
     """Answers requests in place of nodes, so that unit tests need none. Threads may share it.
 
@@ -130,6 +142,7 @@ class Fake:
         self._default = answer
         self._answers: Dict[Tuple[str, str], FakeAnswer] = {}
         self._asked: List[Tuple[str, str, int]] = []
+        self._capacities: Dict[str, float] = {}
         self._time = fake_time
         self._lock = threading.Lock()
 
@@ -143,6 +156,12 @@ class Fake:
         answered by itself are not among them."""
         with self._lock:
             return [tokens for *name, tokens in self._asked if name == [namespace, bucket]]
+
+    def capacity(self, resource: str, capacity: float) -> None:
+        """Sets the capacity of a resource, all of which a client gets if it wants it. Without this,
+        clients get all that they want."""
+        with self._lock:
+            self._capacities[resource] = capacity
 
     def client(self, **settings: Any) -> Client:
         """A blocking client of this fake, with settings as in production, such as ``fallback``."""
@@ -169,6 +188,33 @@ class Fake:
         return answer._answer(message, self.now())
         yield  # A plan without effects.
 
+    def get_capacity(
+        self, message: GetCapacityRequest, deadline: float
+    ) -> Plan[GetCapacityResponse]:
+        """Leases to a client."""
+        if self._default is FakeAnswer.NO_NODE:
+            raise NoDecisionError(NoAnswer.UNREACHABLE)
+        answer = GetCapacityResponse()
+        with self._lock:
+            for asked in message.resource:
+                capacity = min(self._capacities.get(asked.resource_id, math.inf), asked.wants)
+                gets = Lease(expiry_time=_NEVER, refresh_interval=1, capacity=capacity)
+                answer.response.append(ResourceResponse(resource_id=asked.resource_id, gets=gets))
+        return answer
+        yield  # A plan without effects.
+
+    def release_capacity(
+        self, message: ReleaseCapacityRequest, deadline: float
+    ) -> Plan[ReleaseCapacityResponse]:
+        """Takes leases back."""
+        return ReleaseCapacityResponse()
+        yield  # A plan without effects.
+
+    @property
+    def has_fake_time(self) -> bool:
+        """Whether time only moves when told to."""
+        return self._time is not None
+
     def pass_time(self, seconds: float) -> bool:
         """Lets fake time pass; returns whether real time has to."""
         if self._time is None:
@@ -177,12 +223,28 @@ class Fake:
         return False
 
 
-class BlockingFake:
-    """A fake as a blocking client uses it."""
+class _FakeEngine:
+    """A fake as a client uses it."""
+
+    is_left_to_keeper = False
 
     def __init__(self, rules: Rules, fake: Fake) -> None:
         self._fake = fake
+        self.lessor = fake
+        self.clock = fake.now
+        self.has_fake_time = fake.has_fake_time
+        self.pass_time = fake.pass_time
         self.decider = Decider(rules, fake, fake.now)
+
+    def stop(self) -> None:
+        """Does nothing."""
+
+    def abandon(self) -> None:
+        """Does nothing."""
+
+
+class BlockingFake(_FakeEngine):
+    """A fake as a blocking client uses it."""
 
     def perform(self, effect: Effect) -> None:
         """Performs an effect of the decider's plans."""
@@ -190,22 +252,15 @@ class BlockingFake:
         if self._fake.pass_time(effect.seconds):
             time.sleep(effect.seconds)
 
-    def stop(self) -> None:
-        """Does nothing."""
 
-
-class AsyncFake:
+class AsyncFake(_FakeEngine):
     """A fake as an asyncio client uses it."""
 
     def __init__(self, rules: Rules, fake: Fake) -> None:
-        self._fake = fake
         self.loop = asyncio.get_running_loop()
-        self.decider = Decider(rules, fake, fake.now)
+        super().__init__(rules, fake)
 
     async def perform(self, effect: Effect) -> None:
         """Performs an effect of the decider's plans."""
         assert isinstance(effect, Sleep)
         await asyncio.sleep(effect.seconds if self._fake.pass_time(effect.seconds) else 0.0)
-
-    def stop(self) -> None:
-        """Does nothing."""

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from typing import Any, Coroutine, Iterable, Union
 
-from tollgate_client import Client, DecidedBy, Decision, Fake, Granted, NoDecisionError, aio
+from tollgate_client import (
+    Client,
+    DecidedBy,
+    Decision,
+    Fake,
+    Granted,
+    NoDecisionError,
+    Place,
+    aio,
+)
 
 from .waiting import polls
 
@@ -23,6 +33,10 @@ class AnyClient:
         raise NotImplementedError
 
     def acquire(self, *arguments: Any, **options: Any) -> Granted:
+        raise NotImplementedError
+
+    def lease(self, use: str, resource: str, **options: Any) -> Any:
+        """A lease that is used as ``rate_limiter``, ``gauge`` or ``capacity``."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -43,6 +57,9 @@ class Blocking(AnyClient):
 
     def acquire(self, *arguments: Any, **options: Any) -> Granted:
         return self.client.acquire(*arguments, **options)
+
+    def lease(self, use: str, resource: str, **options: Any) -> Any:
+        return getattr(self.client, use)(resource, **options)
 
     def end(self) -> None:
         self.client.close()
@@ -68,6 +85,12 @@ class Asynchronous(AnyClient):
         granted: Granted = self.run(self.client.acquire(*arguments, **options))
         return granted
 
+    def lease(self, use: str, resource: str, **options: Any) -> Any:
+        async def lease() -> Any:
+            return getattr(self.client, use)(resource, **options)
+
+        return InLoop(self, self.run(lease()))
+
     def end(self) -> None:
         self.run(self.client.close())
 
@@ -78,6 +101,29 @@ class Asynchronous(AnyClient):
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
             self.loop.close()
+
+
+class InLoop:
+    """A handle of an asyncio client, or a place of its gauge, as those of a blocking one are."""
+
+    def __init__(self, client: Asynchronous, handle: Any) -> None:
+        self._client = client
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        if not callable(getattr(type(self._handle), name)):
+            return self._use(name)
+        return lambda *arguments, **options: self._use(name, *arguments, **options)
+
+    def _use(self, name: str, *arguments: Any, **options: Any) -> Any:
+        async def use() -> Any:
+            result = getattr(self._handle, name)
+            if callable(result):
+                result = result(*arguments, **options)
+            return await result if inspect.isawaitable(result) else result
+
+        result = self._client.run(use())
+        return InLoop(self._client, result) if isinstance(result, Place) else result
 
 
 async def _end_tasks() -> None:

@@ -37,7 +37,7 @@ REFUSED = "failed to connect to all addresses; last error: Connection refused"
     [
         (Error("INVALID_ARGUMENT"), ANSWERED, None, True),
         (Error("UNAUTHENTICATED"), ANSWERED, NoAnswer.FAILED, True),
-        (Error("PERMISSION_DENIED"), ANSWERED, NoAnswer.FAILED, True),
+        (Error("PERMISSION_DENIED"), ANSWERED, NoAnswer.FORBIDDEN, True),
         (Error("DEADLINE_EXCEEDED"), FAILED, NoAnswer.TIMEOUT, True),
         (Error("UNAVAILABLE", REFUSED), UNREACHABLE, NoAnswer.UNREACHABLE, False),
         (Error("UNAVAILABLE", "Socket closed"), FAILED, NoAnswer.FAILED, False),

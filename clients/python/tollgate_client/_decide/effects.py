@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Awaitable, Callable, Generator, TypeVar, Union
 
 if TYPE_CHECKING:
+    from .._nodes.address import Address
     from .._nodes.pool import Node
     from .._proto.quotaservice_pb2 import AllowRequest
 
@@ -21,6 +22,27 @@ class Call:
         self.node = node
         self.message = message
         self.seconds = seconds
+
+
+class CapacityCall:
+    """A call about leases on a connection. The result is its answer, or the ``grpc.RpcError``."""
+
+    __slots__ = ("connection", "method", "message", "seconds")
+
+    def __init__(self, connection: Any, method: str, message: Any, seconds: float) -> None:
+        self.connection = connection
+        self.method = method
+        self.message = message
+        self.seconds = seconds
+
+
+class Dial:
+    """A new connection. The result is that."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
 
 
 class Change:
@@ -42,8 +64,9 @@ class Sleep:
         self.seconds = seconds
 
 
-Effect = Union[Call, Change, Sleep]
-Plan = Generator[Effect, Any, T]
+Effect = Union[Call, CapacityCall, Dial, Change, Sleep]
+Plan = Generator[Any, Any, T]
+"""Yields effects, here or of leases."""
 
 
 def run(plan: Plan[T], perform: Callable[[Effect], Any]) -> T:

@@ -38,6 +38,15 @@ class Metrics:
         )
         self._nodes: Gauge = Gauge("tollgate_client_nodes", "Nodes that are known.")
         self._nodes_called = Gauge("tollgate_client_nodes_called", "Nodes that are called.")
+        self._lease_wants = Gauge(
+            "tollgate_client_lease_wants", "What is wanted of a leased resource.", ("resource",)
+        )
+        self._lease_capacity = Gauge(
+            "tollgate_client_lease_capacity", "What may be used of a leased resource.", ("resource",)
+        )
+        self._failed_refreshes = Counter(
+            "tollgate_client_failed_refreshes_total", "Refreshes of leases that have failed."
+        )
 
     def decided(self, namespace: str, decision: Decision) -> None:
         """A request of the application was answered."""
@@ -77,6 +86,15 @@ class Metrics:
         """Counts more or fewer nodes, and more or fewer that are called."""
         self._nodes.inc(more)
         self._nodes_called.inc(more_called)
+
+    def lease(self, resource: str, wants: float, capacity: float) -> None:
+        """What is wanted of a resource, and what may be used."""
+        self._lease_wants.labels(resource).set(wants)
+        self._lease_capacity.labels(resource).set(capacity)
+
+    def refresh_failed(self) -> None:
+        """The leases were not refreshed."""
+        self._failed_refreshes.inc()
 
 
 def _metrics() -> Optional[Metrics]:

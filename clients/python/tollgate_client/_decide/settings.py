@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import socket
 import threading
 from typing import (
     TYPE_CHECKING,
@@ -62,6 +64,7 @@ class Configured:
         key: Optional[Path] = None,
         server_name: Optional[str] = None,
         token_file: Optional[Path] = None,
+        client_id: Optional[str] = None,
         on_refused: Optional[OnRefused] = None,
         on_soft_limited: Optional[OnSoftLimited] = None,
     ) -> None:
@@ -81,6 +84,9 @@ class Configured:
         certificate, key: the client's certificate and its private key (PEM).
         server_name: the name in the nodes' certificates, if it is not that of the address.
         token_file: a file whose only line is the bearer token for the nodes.
+        client_id: the name that leases are held by, which no other client may have at the same time;
+            without it, host name, process id and a random number. After a fork, the child appends
+            its process id.
         on_refused: called with each request that is refused, and the refusal, so that the
             application can serve less. It must not block.
         on_soft_limited: called with each request that is granted past the bucket's soft limit, and
@@ -90,6 +96,8 @@ class Configured:
         """
         self._starting = threading.Lock()
         _fork.remember(self)
+        self._given_id = client_id
+        self._made_in = os.getpid()
         if not deadline >= 0:
             raise SettingsError(f"a deadline of {deadline} seconds")
         fallbacks = Fallbacks(fallback, namespace_fallbacks, bucket_fallbacks)
@@ -115,6 +123,14 @@ class Configured:
 
         Raises ``SettingsError``."""
         return cls(**{**_environment(os.environ), **settings})
+
+    def _client_id(self) -> str:
+        """The name that leases are held by."""
+        process = os.getpid()
+        if self._given_id is None:
+            host = socket.gethostname() or "client"
+            return f"{host}:{process}:{random.getrandbits(32):08x}"
+        return self._given_id if process == self._made_in else f"{self._given_id}:{process}"
 
     def __repr__(self) -> str:
         if not isinstance(self._backend, Servers):

@@ -68,6 +68,12 @@ def literal(address: Address) -> Optional[Socket]:
     return Socket(address.host, address.port)
 
 
+def target(address: Address) -> str:
+    """The address as gRPC reads it, which resolves it if it is a name."""
+    socket = literal(address)
+    return f"dns:///{address}" if socket is None else socket.target
+
+
 RESOLVER_ARGUMENTS = {"family": socket.AF_UNSPEC, "type": socket.SOCK_STREAM}
 """The arguments of ``getaddrinfo`` besides host and port."""
 

@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Callable, List
+import time
+from typing import Any, Callable, List
 
 import grpc
 
-from .._decide.effects import Call, Change, Plan
+from .._decide.effects import Call, Change, Effect, Plan
 from .._decide.metrics import METRICS
 from .._proto.quotaservice_pb2 import AllowRequest, AllowResponse
 from ..errors import InvalidRequestError, NoAnswer, NoDecisionError
 from .circuit import ANSWERED, CANCELLED
 from .failures import failure
 from .pool import Node, Pool
+
+
+class NodesEngine:
+    """What a client with nodes asks with, blocking or with asyncio."""
+
+    has_fake_time = False
+
+    is_left_to_keeper = False
+    """Whether the keeper of leases stops it, after their release."""
+
+    def stop(self) -> None:
+        """Closes the connections that are not in use."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """The same without a wait or a lock, as the garbage collector may be in a thread that holds
+        one."""
+        raise NotImplementedError
+
+    def client_has_ended(self) -> None:
+        """The client was collected."""
+        if not self.is_left_to_keeper:
+            self.abandon()
+
+    def clock(self) -> float:
+        """The time in seconds."""
+        return time.monotonic()
+
+    def pass_time(self, seconds: float) -> bool:
+        """Real time has to pass."""
+        return True
 
 
 class Nodes:
@@ -26,6 +58,12 @@ class Nodes:
 
     def ask(self, message: AllowRequest, deadline: float) -> Plan[AllowResponse]:
         """Asks until ``deadline``. Raises ``InvalidRequestError`` or ``NoDecisionError``."""
+        return self.call(lambda node, seconds: Call(node, message, seconds), deadline)
+
+    def call(self, effect: Callable[[Node, float], Effect], deadline: float) -> Plan[Any]:
+        """Calls one node after the other until one answers, until ``deadline``. ``effect`` is the
+        call of a node that may take so many seconds. Raises ``InvalidRequestError`` or
+        ``NoDecisionError``."""
         pool, clock = self._pool, self._clock
         tried: List[Node] = []
         while True:
@@ -39,11 +77,10 @@ class Nodes:
             # What holds if the caller gives up.
             report = CANCELLED
             try:
-                answer = yield Call(attempt.node, message, deadline - start)
+                answer = yield effect(attempt.node, deadline - start)
                 if not isinstance(answer, grpc.RpcError):
                     report = ANSWERED
-                    response: AllowResponse = answer
-                    return response
+                    return answer
                 failed = failure(answer, clock() - start)
                 report = failed.report
             finally:

@@ -11,14 +11,16 @@ import grpc
 import grpc.aio
 
 from .._decide.decider import Decider, Rules
-from .._decide.effects import Call, Change, Effect
+from .._decide.effects import Call, CapacityCall, Change, Dial, Effect, Sleep
 from .._decide.log import LOG
 from .._decide.settings import Servers
+from .._proto.doorman_pb2_grpc import CapacityStub
 from .._proto.health_pb2 import HealthCheckRequest
 from .._proto.health_pb2_grpc import HealthStub
 from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
-from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
-from .asking import Nodes
+from .address import RESOLVER_ARGUMENTS, Address, Socket, literal, sockets, target
+from .asking import Nodes, NodesEngine
+from .capacity import CapacityNodes
 from .channel import new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
 from .pool import Check, Name, Node, Pool, Resolve, Task
@@ -31,6 +33,9 @@ class _Connection:
         self._channel = channel
         self.allow = QuotaServiceStub(channel).Allow
         self.check = HealthStub(channel).Check
+        leases = CapacityStub(channel)
+        self.get_capacity = leases.GetCapacity
+        self.release_capacity = leases.ReleaseCapacity
 
 
 class _ConnectionAfterFork:
@@ -40,12 +45,19 @@ class _ConnectionAfterFork:
     def __init__(self, channel: grpc.Channel) -> None:
         self._allow = QuotaServiceStub(channel).Allow
         self._check = HealthStub(channel).Check
+        self._leases = CapacityStub(channel)
 
     async def allow(self, message: Any, **options: Any) -> Any:
         return await _result(self._allow.future(message, **options))
 
     async def check(self, message: Any, **options: Any) -> Any:
         return await _result(self._check.future(message, **options))
+
+    async def get_capacity(self, message: Any, **options: Any) -> Any:
+        return await _result(self._leases.GetCapacity.future(message, **options))
+
+    async def release_capacity(self, message: Any, **options: Any) -> Any:
+        return await _result(self._leases.ReleaseCapacity.future(message, **options))
 
 
 async def _result(call: Any) -> Any:
@@ -68,7 +80,7 @@ async def _result(call: Any) -> Any:
     return call.result()
 
 
-class AsyncNodes:
+class AsyncNodes(NodesEngine):
     """The nodes of one client in one event loop, until :meth:`stop`."""
 
     _first_process: ClassVar[Optional[int]] = None
@@ -85,7 +97,9 @@ class AsyncNodes:
         if AsyncNodes._first_process is None:
             AsyncNodes._first_process = os.getpid()
         self._is_after_fork = AsyncNodes._first_process != os.getpid()
-        self.decider = Decider(rules, Nodes(self._pool, time.monotonic), time.monotonic)
+        nodes = Nodes(self._pool, time.monotonic)
+        self.decider = Decider(rules, nodes, time.monotonic)
+        self.lessor = CapacityNodes(nodes, time.monotonic)
         self._keep()
 
     async def perform(self, effect: Effect) -> Any:
@@ -100,12 +114,22 @@ class AsyncNodes:
                 )
             except grpc.RpcError as error:
                 return error
+        if type(effect) is CapacityCall:
+            metadata = self._servers.credentials.metadata(time.monotonic())
+            call = getattr(effect.connection, effect.method)
+            try:
+                return await call(effect.message, timeout=effect.seconds, metadata=metadata)
+            except grpc.RpcError as error:
+                return error
+        if type(effect) is Dial:
+            return self._connect(effect.address, target(effect.address))
         if type(effect) is Change:
             if self._pool.changes == effect.number:
                 waiter = self.loop.create_future()
                 self._waiters.append(waiter)
                 await asyncio.wait([waiter], timeout=effect.seconds)
         else:
+            assert type(effect) is Sleep
             await asyncio.sleep(effect.seconds)
         return None
 
@@ -179,7 +203,7 @@ class AsyncNodes:
     async def _check(self, check: Check) -> None:
         credentials = self._servers.credentials
         version, now = credentials.version, time.monotonic()
-        connection = self._connect(check.node) if check.is_new else check.node.connection
+        connection = self._connect_to(check.node) if check.is_new else check.node.connection
         try:
             answer = await connection.check(
                 HealthCheckRequest(), timeout=CHECK_TIMEOUT, metadata=credentials.metadata(now)
@@ -189,12 +213,16 @@ class AsyncNodes:
         problem = check_problem(answer)
         self._pool.checked(check, connection, version, problem, time.monotonic())
 
-    def _connect(self, node: Node) -> Union[_Connection, _ConnectionAfterFork]:
+    def _connect_to(self, node: Node) -> Union[_Connection, _ConnectionAfterFork]:
+        return self._connect(node.address, node.socket.target)
+
+    def _connect(
+        self, address: Address, place: str
+    ) -> Union[_Connection, _ConnectionAfterFork]:
         credentials = self._servers.credentials.channel_credentials()
-        arguments = options(node.address, self._servers.server_name, credentials is not None)
-        target = node.socket.target
+        arguments = options(address, self._servers.server_name, credentials is not None)
         if self._is_after_fork:
-            return _ConnectionAfterFork(new_channel(target, credentials, arguments))
+            return _ConnectionAfterFork(new_channel(place, credentials, arguments))
         if credentials is None:
-            return _Connection(grpc.aio.insecure_channel(target, arguments))
-        return _Connection(grpc.aio.secure_channel(target, credentials, arguments))
+            return _Connection(grpc.aio.insecure_channel(place, arguments))
+        return _Connection(grpc.aio.secure_channel(place, credentials, arguments))

@@ -11,14 +11,16 @@ from typing import Any, List, Optional
 import grpc
 
 from .._decide.decider import Decider, Rules
-from .._decide.effects import Call, Change, Effect
+from .._decide.effects import Call, CapacityCall, Change, Dial, Effect, Sleep
 from .._decide.log import LOG
 from .._decide.settings import Servers
+from .._proto.doorman_pb2_grpc import CapacityStub
 from .._proto.health_pb2 import HealthCheckRequest
 from .._proto.health_pb2_grpc import HealthStub
 from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
-from .address import RESOLVER_ARGUMENTS, Socket, literal, sockets
-from .asking import Nodes
+from .address import RESOLVER_ARGUMENTS, Address, Socket, literal, sockets, target
+from .asking import Nodes, NodesEngine
+from .capacity import CapacityNodes
 from .channel import new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
 from .pool import Check, Name, Node, Pool, Resolve, Task
@@ -33,9 +35,12 @@ class _Connection:
     def __init__(self, channel: grpc.Channel) -> None:
         self.allow = QuotaServiceStub(channel).Allow
         self.check = HealthStub(channel).Check
+        leases = CapacityStub(channel)
+        self.get_capacity = leases.GetCapacity
+        self.release_capacity = leases.ReleaseCapacity
 
 
-class BlockingNodes:
+class BlockingNodes(NodesEngine):
     """The nodes of one client, until :meth:`stop`."""
 
     def __init__(self, rules: Rules, servers: Servers) -> None:
@@ -44,7 +49,9 @@ class BlockingNodes:
         self._change = threading.Condition()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_stopped = False
-        self.decider = Decider(rules, Nodes(self._pool, time.monotonic), time.monotonic)
+        nodes = Nodes(self._pool, time.monotonic)
+        self.decider = Decider(rules, nodes, time.monotonic)
+        self.lessor = CapacityNodes(nodes, time.monotonic)
         self._thread = threading.Thread(target=self._keep, name="tollgate-client", daemon=True)
         self._thread.start()
 
@@ -58,10 +65,20 @@ class BlockingNodes:
                 )
             except grpc.RpcError as error:
                 return error
+        if type(effect) is CapacityCall:
+            metadata = self._servers.credentials.metadata(time.monotonic())
+            call = getattr(effect.connection, effect.method)
+            try:
+                return call(effect.message, timeout=effect.seconds, metadata=metadata)
+            except grpc.RpcError as error:
+                return error
+        if type(effect) is Dial:
+            return self._connect(effect.address, target(effect.address))
         if type(effect) is Change:
             with self._change:
                 self._change.wait_for(lambda: self._pool.changes != effect.number, effect.seconds)
         else:
+            assert type(effect) is Sleep
             time.sleep(effect.seconds)
         return None
 
@@ -126,7 +143,7 @@ class BlockingNodes:
     def _check(self, check: Check) -> None:
         credentials = self._servers.credentials
         version, now = credentials.version, time.monotonic()
-        connection = self._connect(check.node) if check.is_new else check.node.connection
+        connection = self._connect_to(check.node) if check.is_new else check.node.connection
 
         def checked(call: Any) -> None:
             error: Optional[grpc.RpcError] = call.exception()
@@ -138,7 +155,10 @@ class BlockingNodes:
         )
         call.add_done_callback(checked)
 
-    def _connect(self, node: Node) -> _Connection:
+    def _connect_to(self, node: Node) -> _Connection:
+        return self._connect(node.address, node.socket.target)
+
+    def _connect(self, address: Address, place: str) -> _Connection:
         credentials = self._servers.credentials.channel_credentials()
-        arguments = options(node.address, self._servers.server_name, credentials is not None)
-        return _Connection(new_channel(node.socket.target, credentials, arguments))
+        arguments = options(address, self._servers.server_name, credentials is not None)
+        return _Connection(new_channel(place, credentials, arguments))

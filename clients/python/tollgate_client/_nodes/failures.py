@@ -47,7 +47,9 @@ def failure(error: grpc.RpcError, seconds: float) -> Failure:
     text = f"{_name(code)}: {details}"
     failed = NoDecisionError(NoAnswer.FAILED, text)
     # About the caller, not about the node.
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return Failure(ANSWERED, NoDecisionError(NoAnswer.FORBIDDEN, details), True, text)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
         return Failure(ANSWERED, failed, True, text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         report = Report(Outcome.OVERLOADED, _retry_delay(error))

@@ -1,0 +1,66 @@
+"""The keeper of a fake whose time only moves when told to: it needs no thread."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Optional
+
+from .._decide.effects import Plan
+from .keeper import Rest
+from .resource import Clock
+
+_LONGEST_LAG = 60 * 60.0
+"""Seconds of fake time that are made up for at most."""
+
+
+class Inline:
+    """Whenever somebody looks, does what a keeper would have done until then, at the times at which
+    it would have done so."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._fake_now = clock
+        self._now = clock()
+        self._wake_at = math.inf
+        self._plan: Optional[Plan[None]] = None
+        self._lock = threading.Lock()
+
+    def clock(self) -> float:
+        """The keeper's time."""
+        return self._now
+
+    def start(self, plan: Plan[None]) -> None:
+        """Has a keeper begin."""
+        self._plan = plan
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the keeper."""
+        self._wake_at = min(self._wake_at, self._fake_now())
+
+    @property
+    def pause(self) -> float:
+        """How long it rests."""
+        return max(self._wake_at - self._fake_now(), 0.0)
+
+    def catch_up(self) -> None:
+        """Does what there is to do by now."""
+        if not self._lock.acquire(blocking=False):
+            return  # Another thread does it.
+        try:
+            while self._plan is not None and self._wake_at <= self._fake_now():
+                wake_at = max(self._wake_at, self._fake_now() - _LONGEST_LAG)
+                self._now = max(self._now, wake_at)
+                self._wake_at = math.inf
+                self._step(self._plan)
+        finally:
+            self._lock.release()
+
+    def _step(self, plan: Plan[None]) -> None:
+        try:
+            rest = plan.send(None)
+        except StopIteration:
+            self._plan = None
+            return
+        assert isinstance(rest, Rest)
+        self._wake_at = min(self._wake_at, self._now + rest.seconds)
