@@ -109,6 +109,7 @@ class Client(Configured):
         who wait for leased resources, get ``ClosedError``. Takes up to five seconds if there are
         leases and no node answers."""
         self._is_closed = True
+        self._detach()
         engine, self._engine = self._engine, None
         if self._leases is not None:
             await self._leases.close()
@@ -134,6 +135,7 @@ class Client(Configured):
             raise ClosedError("the client is closed")
         if engine is not None:
             # Its event loop has ended.
+            self._detach()
             engine.stop()
             if self._leases is not None:
                 self._leases.abandon()
@@ -152,13 +154,17 @@ class Client(Configured):
         if not isinstance(self._backend, Servers):
             return AsyncFake(self._rules, self._backend)
         nodes = AsyncNodes(self._rules, self._backend)
-        self._finalizer = weakref.finalize(self, nodes.client_has_ended)
+        self._finalizer = when_collected(self, nodes.client_has_ended)
         return nodes
 
-    def after_fork(self) -> None:
+    def _detach(self) -> None:
+        """Leaves the end of what there is to others."""
         for finalizer in (self._finalizer, self._leases_finalizer):
             if finalizer is not None:
                 finalizer.detach()
+
+    def after_fork(self) -> None:
+        self._detach()
         self._leases = None
         if self._engine is not None:
             _fork.abandon(self._engine)

@@ -1,7 +1,7 @@
 """A middleware for ASGI applications (Starlette, FastAPI, Django): each HTTP request takes tokens
 first.
 
-    app = QuotaMiddleware(app, aio_client, lambda scope: ("web", scope["path"]))
+    app = QuotaMiddleware(app, aio_client, lambda scope: ("web", "requests"))
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from typing import Any, Awaitable, Callable, List, MutableMapping, Optional, Tuple
 
 from .aio import Client
-from .errors import NoDecisionError, RefusedError
+from .errors import InvalidRequestError, RefusedError, TollgateError
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -23,7 +23,8 @@ BucketOf = Callable[[Scope], Optional[Tuple[str, str]]]
 
 
 class QuotaMiddleware:
-    """Answers 429 with ``Retry-After`` to a request that is refused, and 503 if nobody decides.
+    """Answers 429 with ``Retry-After`` to a request that is refused, 503 if nobody decides, and
+    400 if the bucket's name is none.
     WebSockets take no tokens."""
 
     def __init__(
@@ -49,7 +50,9 @@ class QuotaMiddleware:
                 await self._client.acquire(*bucket, max_wait=self._max_wait)
             except RefusedError as error:
                 return await _answer(send, 429, str(error), error.retry_after)
-            except NoDecisionError as error:
+            except InvalidRequestError as error:
+                return await _answer(send, 400, str(error), None)
+            except TollgateError as error:
                 return await _answer(send, 503, str(error), None)
         await self._app(scope, receive, send)
 

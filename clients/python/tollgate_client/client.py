@@ -142,6 +142,7 @@ class Client(Configured):
             self._is_closed = True
             engine, self._engine = self._engine, None
             leases = self._leases
+            self._detach()
         if leases is not None:
             leases.close()
         if engine is not None:
@@ -181,14 +182,18 @@ class Client(Configured):
         if not isinstance(self._backend, Servers):
             return BlockingFake(self._rules, self._backend)
         nodes = BlockingNodes(self._rules, self._backend)
-        self._finalizer = weakref.finalize(self, nodes.client_has_ended)
+        self._finalizer = when_collected(self, nodes.client_has_ended)
         return nodes
 
-    def after_fork(self) -> None:
-        self._starting = threading.Lock()
+    def _detach(self) -> None:
+        """Leaves the end of what there is to others."""
         for finalizer in (self._finalizer, self._leases_finalizer):
             if finalizer is not None:
                 finalizer.detach()
+
+    def after_fork(self) -> None:
+        self._starting = threading.Lock()
+        self._detach()
         self._leases = None
         if self._engine is not None:
             _fork.abandon(self._engine)

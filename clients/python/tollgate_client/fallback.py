@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import ClassVar, Mapping, Optional, Tuple
 
@@ -63,8 +64,8 @@ class LocalRate:
             now = max(now, before)
             there = min(self._tokens + (now - before) * self._per_second, float(self._burst))
             if there < tokens:
-                missing = tokens - there
-                return missing / self._per_second if self._per_second else None
+                pause = (tokens - there) / self._per_second if self._per_second else math.inf
+                return pause if math.isfinite(pause) else None
             self._tokens, self._counted_at = there - tokens, now
             return 0.0
 

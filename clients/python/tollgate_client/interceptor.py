@@ -11,7 +11,7 @@ channel = grpc.aio.insecure_channel("db.internal:443", interceptors=aio_intercep
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import grpc
 import grpc.aio
@@ -20,7 +20,7 @@ from ._proto.status_pb2 import Any as AnyMessage
 from ._proto.status_pb2 import Duration, RetryInfo, Status
 from .aio import Client as AioClient
 from .client import Client
-from .errors import NoDecisionError, RefusedError
+from .errors import InvalidRequestError, RefusedError, TollgateError
 
 BucketOf = Callable[[str], Optional[Tuple[str, str]]]
 """The namespace and the bucket of a method such as ``/package.Service/Method``; ``None`` for a
@@ -31,7 +31,11 @@ _Metadata = Tuple[Tuple[str, bytes], ...]
 
 class QuotaError(grpc.RpcError):
     """What an intercepted call raises that gets no tokens: ``RESOURCE_EXHAUSTED`` if it is refused,
-    with a ``google.rpc.RetryInfo`` in the trailing metadata; ``UNAVAILABLE`` if nobody decides."""
+    with a ``google.rpc.RetryInfo`` in the trailing metadata; ``UNAVAILABLE`` if nobody decides;
+    ``INVALID_ARGUMENT`` if the name of the bucket is none; ``DEADLINE_EXCEEDED`` if nothing is left
+    of the call's timeout.
+
+    It is also the call that has failed so, as other interceptors, futures and streams want it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, metadata: _Metadata) -> None:
         super().__init__(details)
@@ -50,6 +54,60 @@ class QuotaError(grpc.RpcError):
     def trailing_metadata(self) -> Any:
         """The metadata with the ``RetryInfo``."""
         return self._metadata
+
+    def initial_metadata(self) -> Any:
+        """None, as no call was made."""
+        return ()
+
+    def result(self, timeout: Optional[float] = None) -> Any:
+        """Raises this."""
+        raise self
+
+    def exception(self, timeout: Optional[float] = None) -> QuotaError:
+        """This."""
+        return self
+
+    def traceback(self, timeout: Optional[float] = None) -> Any:
+        """Of this."""
+        return self.__traceback__
+
+    def done(self) -> bool:
+        """It has ended."""
+        return True
+
+    def running(self) -> bool:
+        """It has ended."""
+        return False
+
+    def is_active(self) -> bool:
+        """It has ended."""
+        return False
+
+    def cancel(self) -> bool:
+        """It has ended."""
+        return False
+
+    def cancelled(self) -> bool:
+        """It has failed."""
+        return False
+
+    def time_remaining(self) -> Optional[float]:
+        """It has ended."""
+        return None
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """It has ended: the callback is not called."""
+        return False
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Calls back at once."""
+        callback(self)
+
+    def __iter__(self) -> QuotaError:
+        return self
+
+    def __next__(self) -> Any:
+        raise self
 
 
 class QuotaInterceptor(
@@ -75,11 +133,14 @@ class QuotaInterceptor(
         bucket = self._bucket_of(details.method)
         if bucket is not None:
             start = time.monotonic()
+            limits = _limits(self._max_wait, self._client.default_deadline, details.timeout)
             try:
-                self._client.acquire(*bucket, **_limits(self._max_wait, details.timeout))
-            except (RefusedError, NoDecisionError) as error:
-                raise QuotaError(*_status(error)) from error
+                self._client.acquire(*bucket, **limits)
+            except TollgateError as error:
+                return QuotaError(*_status(error))
             details = _after(details, time.monotonic() - start)
+            if details.timeout == 0.0:
+                return QuotaError(*_LATE)
         return continuation(details, request)
 
     intercept_unary_stream: Any = intercept_unary_unary
@@ -108,13 +169,15 @@ class _AioQuota:
         if bucket is None:
             return details
         start = time.monotonic()
+        limits = _limits(self._max_wait, self._client.default_deadline, details.timeout)
         try:
-            await self._client.acquire(*bucket, **_limits(self._max_wait, details.timeout))
-        except (RefusedError, NoDecisionError) as error:
-            code, text, metadata = _status(error)
-            trailing = grpc.aio.Metadata(*metadata)
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, text) from error
-        return _after(details, time.monotonic() - start)
+            await self._client.acquire(*bucket, **limits)
+        except TollgateError as error:
+            raise _aio_error(*_status(error)) from error
+        details = _after(details, time.monotonic() - start)
+        if details.timeout == 0.0:
+            raise _aio_error(*_LATE)
+        return details
 
 
 class _AioInterceptor:
@@ -141,13 +204,15 @@ class _StreamStream(_AioInterceptor, grpc.aio.StreamStreamClientInterceptor):
     intercept_stream_stream: Any = _AioInterceptor._intercept
 
 
-def _limits(max_wait: Optional[float], timeout: Optional[float]) -> Dict[str, Any]:
-    """The limits of a request for a call that may take so long."""
-    limits: Dict[str, Any] = {"max_wait": max_wait}
-    if timeout is not None:
-        timeout = max(timeout, 0.0)
-        limits["max_wait"] = timeout if max_wait is None else min(max_wait, timeout)
-    return limits
+def _limits(
+    max_wait: Optional[float], deadline: float, timeout: Optional[float]
+) -> Dict[str, Any]:
+    """The limits of a request for a call that may take so long, the answer and the wait together."""
+    if timeout is None:
+        return {"max_wait": max_wait}
+    deadline = min(deadline, max(timeout, 0.0))
+    left = max(timeout - deadline, 0.0)
+    return {"deadline": deadline, "max_wait": left if max_wait is None else min(max_wait, left)}
 
 
 def _after(details: Any, seconds: float) -> Any:
@@ -157,10 +222,21 @@ def _after(details: Any, seconds: float) -> Any:
     return details._replace(timeout=max(details.timeout - seconds, 0.0))
 
 
-def _status(
-    error: Union[RefusedError, NoDecisionError],
-) -> Tuple[grpc.StatusCode, str, _Metadata]:
-    if isinstance(error, NoDecisionError):
+_LATE: Tuple[grpc.StatusCode, str, _Metadata] = (
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    "the wait for tokens has taken the whole timeout",
+    (),
+)
+
+
+def _aio_error(code: grpc.StatusCode, text: str, metadata: _Metadata) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), text)
+
+
+def _status(error: TollgateError) -> Tuple[grpc.StatusCode, str, _Metadata]:
+    if isinstance(error, InvalidRequestError):
+        return grpc.StatusCode.INVALID_ARGUMENT, str(error), ()
+    if not isinstance(error, RefusedError):
         return grpc.StatusCode.UNAVAILABLE, str(error), ()
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     if error.retry_after is None:

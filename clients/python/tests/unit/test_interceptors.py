@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from typing import Any, Dict, List, Tuple
 
 import grpc
 import grpc.aio
 import pytest
 
-from tollgate_client import Fake, FakeAnswer, FakeTime, asgi
+from tollgate_client import Client, Fake, FakeAnswer, FakeTime, asgi
 from tollgate_client._nodes.failures import _retry_delay
 from tollgate_client._proto.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tollgate_client._proto.health_pb2_grpc import HealthStub
@@ -111,6 +113,68 @@ def test_each_kind_of_call_of_an_asyncio_channel(fake, kind):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         asyncio.run(call())
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class PassThrough(grpc.UnaryUnaryClientInterceptor):
+    """What others put around it, such as a tracer."""
+
+    def __init__(self) -> None:
+        self.codes: List[Any] = []
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        call = continuation(details, request)
+        self.codes.append(call.code())
+        return call
+
+
+def test_a_refusal_is_a_call_that_has_failed(fake):
+    quota = QuotaInterceptor(fake.client(), lambda method: ("refused", method))
+    outer = PassThrough()
+    with grpc.insecure_channel("ipv4:127.0.0.1:9") as plain:
+        stub = HealthStub(grpc.intercept_channel(plain, outer, quota))
+        with pytest.raises(grpc.RpcError) as error:
+            stub.Check(HealthCheckRequest())
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert outer.codes == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        call = stub.Check.future(HealthCheckRequest())
+        assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert _retry_delay(call.exception()) == 2.5
+        stream = grpc.intercept_channel(plain, quota).unary_stream(CHECK)(b"")
+        assert stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.RpcError):
+            next(stream)
+
+
+def test_a_name_that_is_none_and_a_closed_client_are_errors_of_grpc_and_http(fake):
+    def check(client: Any, name: str) -> Any:
+        quota = QuotaInterceptor(client, lambda method: ("a", name))
+        with grpc.insecure_channel("ipv4:127.0.0.1:9") as channel:
+            stub = HealthStub(grpc.intercept_channel(channel, quota))
+            with pytest.raises(grpc.RpcError) as error:
+                stub.Check(HealthCheckRequest())
+            return error.value.code()
+
+    fake.answer("a", "wrong", FakeAnswer.INVALID)
+    assert check(fake.client(), "wrong") is grpc.StatusCode.INVALID_ARGUMENT
+    closed = fake.client()
+    closed.close()
+    assert check(closed, "b") is grpc.StatusCode.UNAVAILABLE
+    app = QuotaMiddleware(application, fake.aio_client(), lambda scope: ("a", "wrong"))
+    assert get(app, "/")[0] == 400
+
+
+def test_a_call_waits_no_longer_than_its_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "%s:%s" % silent.getsockname()
+        with Client(address, deadline=20.0) as client:
+            quota = QuotaInterceptor(client, lambda method: ("a", "b"))
+            with grpc.insecure_channel(f"ipv4:{address}") as channel:
+                stub = HealthStub(grpc.intercept_channel(channel, quota))
+                begin = time.monotonic()
+                with pytest.raises(grpc.RpcError) as error:
+                    stub.Check(HealthCheckRequest(), timeout=0.2)
+                assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert time.monotonic() - begin < 10.0
 
 
 async def application(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:

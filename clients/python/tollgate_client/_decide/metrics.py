@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Optional, Set, Tuple
 
 from ..answers import Decision, Reason
 from ..errors import InvalidRequestError, NoAnswer, TollgateError
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+_MOST_NAMESPACES = 1000
+"""The most that have figures of their own."""
 
 
 class Metrics:
@@ -24,6 +27,7 @@ class Metrics:
             "Requests.",
             ("namespace", "outcome", "decided_by"),
         )
+        self._namespaces: Set[str] = {""}
         self._by_labels: Dict[Tuple[str, str, str], Counter] = {}
         self._failed_calls = Counter(
             "tollgate_client_failed_calls_total", "Calls to nodes that have failed.", ("reason",)
@@ -64,6 +68,11 @@ class Metrics:
             self._count(namespace, "no_decision", "nobody")
 
     def _count(self, namespace: str, outcome: str, decided_by: str) -> None:
+        if namespace not in self._namespaces:
+            # A fallback decides for names that the limits do not know, too.
+            if len(self._namespaces) >= _MOST_NAMESPACES:
+                namespace = ""
+            self._namespaces.add(namespace)
         labels = (namespace, outcome, decided_by)
         counter = self._by_labels.get(labels)
         if counter is None:
@@ -100,7 +109,8 @@ class Metrics:
 def _metrics() -> Optional[Metrics]:
     try:
         return Metrics()
-    except ImportError:
+    except (ImportError, ValueError):
+        # There is no Prometheus, or another copy of this package counts already.
         return None
 
 

@@ -114,6 +114,11 @@ class Configured:
         """Has the client connect anew, in the child of a fork."""
         raise NotImplementedError
 
+    @property
+    def default_deadline(self) -> float:
+        """The longest wait for an answer in seconds, for requests without one of their own."""
+        return self._rules.deadline
+
     @classmethod
     def from_env(cls: Type[C], **settings: Any) -> C:
         """A client with the settings in the environment: ``TOLLGATE_ADDRESS``, one or more

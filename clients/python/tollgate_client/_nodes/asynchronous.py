@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any, ClassVar, List, Optional, Set, Union
+from typing import Any, Awaitable, ClassVar, List, Optional, Set, Union
 
 import grpc
 import grpc.aio
@@ -80,6 +80,20 @@ async def _result(call: Any) -> Any:
     return call.result()
 
 
+async def _answer(call: Awaitable[Any]) -> Any:
+    """The answer of a call, or its ``grpc.RpcError``."""
+    try:
+        answer = await call
+    except grpc.RpcError as error:
+        return error
+    if answer is None:
+        # What gRPC returns for an answer that it can't read.
+        nothing = grpc.aio.Metadata()
+        code = grpc.StatusCode.INTERNAL
+        return grpc.aio.AioRpcError(code, nothing, nothing, "the answer can't be read")
+    return answer
+
+
 class AsyncNodes(NodesEngine):
     """The nodes of one client in one event loop, until :meth:`stop`."""
 
@@ -108,26 +122,26 @@ class AsyncNodes(NodesEngine):
             # Keeps the connection open until the call has ended.
             connection = effect.node.connection
             metadata = self._servers.credentials.metadata(time.monotonic())
-            try:
-                return await connection.allow(
-                    effect.message, timeout=effect.seconds, metadata=metadata
-                )
-            except grpc.RpcError as error:
-                return error
+            return await _answer(
+                connection.allow(effect.message, timeout=effect.seconds, metadata=metadata)
+            )
         if type(effect) is CapacityCall:
             metadata = self._servers.credentials.metadata(time.monotonic())
             call = getattr(effect.connection, effect.method)
-            try:
-                return await call(effect.message, timeout=effect.seconds, metadata=metadata)
-            except grpc.RpcError as error:
-                return error
+            return await _answer(
+                call(effect.message, timeout=effect.seconds, metadata=metadata)
+            )
         if type(effect) is Dial:
             return self._connect(effect.address, target(effect.address))
         if type(effect) is Change:
             if self._pool.changes == effect.number:
                 waiter = self.loop.create_future()
                 self._waiters.append(waiter)
-                await asyncio.wait([waiter], timeout=effect.seconds)
+                try:
+                    await asyncio.wait([waiter], timeout=effect.seconds)
+                finally:
+                    if waiter in self._waiters:
+                        self._waiters.remove(waiter)
         else:
             assert type(effect) is Sleep
             await asyncio.sleep(effect.seconds)
@@ -136,6 +150,9 @@ class AsyncNodes(NodesEngine):
     def stop(self) -> None:
         """Ends the tasks, and closes the connections that are not in use."""
         self._is_stopped = True
+        if self.loop.is_closed():
+            # Nobody waits any more, and nobody can be told.
+            self._waiters = []
         self._pool.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -204,12 +221,11 @@ class AsyncNodes(NodesEngine):
         credentials = self._servers.credentials
         version, now = credentials.version, time.monotonic()
         connection = self._connect_to(check.node) if check.is_new else check.node.connection
-        try:
-            answer = await connection.check(
+        answer = await _answer(
+            connection.check(
                 HealthCheckRequest(), timeout=CHECK_TIMEOUT, metadata=credentials.metadata(now)
             )
-        except grpc.RpcError as error:
-            answer = error
+        )
         problem = check_problem(answer)
         self._pool.checked(check, connection, version, problem, time.monotonic())
 

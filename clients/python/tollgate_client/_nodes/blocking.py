@@ -25,6 +25,9 @@ from .channel import new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
 from .pool import Check, Name, Node, Pool, Resolve, Task
 
+_LONGEST_SLEEP = 24 * 60 * 60.0
+"""Seconds; more than the system can sleep is an error."""
+
 _STOP_TIMEOUT = 1.0
 """Seconds to wait for the end of the thread."""
 
@@ -79,7 +82,7 @@ class BlockingNodes(NodesEngine):
                 self._change.wait_for(lambda: self._pool.changes != effect.number, effect.seconds)
         else:
             assert type(effect) is Sleep
-            time.sleep(effect.seconds)
+            time.sleep(min(effect.seconds, _LONGEST_SLEEP))
         return None
 
     def stop(self) -> None:
@@ -146,9 +149,13 @@ class BlockingNodes(NodesEngine):
         connection = self._connect_to(check.node) if check.is_new else check.node.connection
 
         def checked(call: Any) -> None:
-            error: Optional[grpc.RpcError] = call.exception()
-            problem = check_problem(call.result() if error is None else error)
-            self._pool.checked(check, connection, version, problem, time.monotonic())
+            try:
+                error: Optional[grpc.RpcError] = call.exception()
+                problem = check_problem(call.result() if error is None else error)
+                self._pool.checked(check, connection, version, problem, time.monotonic())
+            except Exception:  # Nobody else would ever know.
+                LOG.exception("a node can't be checked now")
+                self._pool.put_off(check, time.monotonic())
 
         call = connection.check.future(
             HealthCheckRequest(), timeout=CHECK_TIMEOUT, metadata=credentials.metadata(now)

@@ -66,7 +66,8 @@ def check_problem(answer: Union[HealthCheckResponse, grpc.RpcError]) -> Optional
     if isinstance(answer, HealthCheckResponse):
         if answer.status == HealthCheckResponse.SERVING:
             return None
-        return f"its health is {HealthCheckResponse.ServingStatus.Name(answer.status)}"
+        names = {value: name for name, value in HealthCheckResponse.ServingStatus.items()}
+        return f"its health is {names.get(answer.status, answer.status)}"
     # A load balancer, or an older server, without that service. The others are of callers without
     # the right to ask, or too many.
     if answer.code() in (

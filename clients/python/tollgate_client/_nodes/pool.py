@@ -128,7 +128,8 @@ class Pool:
         self._names = [Name(address, jitter()) for address in addresses]
         self._changed = changed
         self._jitter = jitter
-        self._lock = threading.Lock()
+        # A signal handler may ask for tokens while its thread holds the lock.
+        self._lock = threading.RLock()
         self._turns = itertools.count(int(jitter() * 1024))
         self._closed = False
         self.nodes: Tuple[Node, ...] = ()
@@ -224,16 +225,17 @@ class Pool:
         with self._lock:
             before = circuit.state
             node.is_checked = False
-            if is_new and circuit.is_called and problem is not None:
-                # Connected with older certificates, which still serve.
-                LOG.error("node %s refuses the new certificates: %s", node, problem)
-            else:
+            # Connected with older certificates, which still serve.
+            is_kept = is_new and circuit.is_called and problem is not None
+            if not is_kept:
                 circuit.checked(problem is None)
                 if problem is None:
                     node.connection, node.credentials_version = connection, version
             node.check_at = now + circuit.pause(self._jitter())
             self._has_changed(now)
             after = circuit.state
+        if is_kept:
+            LOG.error("node %s refuses the new certificates: %s", node, problem)
         if after is State.DOWN and before is not State.DOWN:
             LOG.warning("node %s is not called until it answers a check: %s", node, problem)
         elif before is State.DOWN and after is not State.DOWN:
