@@ -74,13 +74,18 @@ fn a_directory_of_files_is_loaded_and_reloaded() {
         || Scrape::of(node.http).get("tollgate_limits_reload_failures_total", &[]).unwrap();
     eventually("a faulty file is refused", TEST_TIMEOUT, || failures() == 1.0);
     assert_eq!([limit(&node, "a"), limit(&node, "d")], [Some(8), Some(9)]);
-    let refused = node.logged();
-    let refused = refused.iter().find_map(|event| event["error"].as_str()).unwrap();
+    // It is logged after it is counted.
+    let mut refused = None;
+    eventually("the reason is logged", TEST_TIMEOUT, || {
+        let logged = node.logged();
+        refused = logged.iter().find_map(|event| event["error"].as_str().map(str::to_owned));
+        refused.is_some()
+    });
     let expected = format!(
         "{}:\nline 1: domain: \"d\" is a domain or a namespace already",
         path("b.yaml").display()
     );
-    assert_eq!(refused, expected);
+    assert_eq!(refused, Some(expected));
     for file in ["a.yaml", "b.yaml", "c.yaml"] {
         fs::remove_file(path(file)).unwrap();
     }
