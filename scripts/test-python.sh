@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 # shellcheck source=scripts/lib-install.sh
 . scripts/lib-install.sh
-install_missing redis-server:redis-server openssl:openssl protoc:protobuf-compiler \
+install_missing redis-server:redis-server openssl:openssl jq:jq protoc:protobuf-compiler \
   grpc_python_plugin:protobuf-compiler-grpc "import venv, ensurepip:python3-venv"
 
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -50,10 +50,24 @@ cp -r proto "$source"
 cp -r clients/python "$source/clients"
 new_environment test
 pip_install test "$source/clients/python[test]"
+run_tests() {
+  "$target/python/test/bin/python" -B -m pytest -q -o "cache_dir=$target/python/pytest" "$@"
+}
+
+# As in scripts/run-tests.py: those that have failed run again, and are red unless they pass twice.
+run_failed_again() {
+  local failed
+  mapfile -t failed < <(jq -r 'keys[]' "$target/python/pytest/v/cache/lastfailed")
+  [ ${#failed[@]} -gt 0 ] || return 1
+  printf '\nrun again: %s\n' "${failed[*]}"
+  run_tests "${failed[@]}" && run_tests "${failed[@]}" && printf 'FLAKY %s\n' "${failed[@]}"
+}
+
+rm -rf "$target/python/pytest"
 (
   cd clients/python
   "$target/python/test/bin/python" -m mypy --cache-dir "$target/python/mypy"
-  "$target/python/test/bin/python" -B -m pytest -q -p no:cacheprovider "$@"
+  run_tests "$@" || run_failed_again
 )
 
 say "Python client library: wheel"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from types import TracebackType
 from typing import Any, Optional, Type, Union
 
@@ -36,9 +35,7 @@ class Client(Configured):
     """
 
     _engine: Optional[_Engine] = None
-    _finalizer: Optional[weakref.finalize[..., Any]] = None
     _leases: Optional[AsyncLeases] = None
-    _leases_finalizer: Optional[weakref.finalize[..., Any]] = None
     _is_closed = False
 
     async def allow(
@@ -156,12 +153,6 @@ class Client(Configured):
         nodes = AsyncNodes(self._rules, self._backend)
         self._finalizer = when_collected(self, nodes.client_has_ended)
         return nodes
-
-    def _detach(self) -> None:
-        """Leaves the end of what there is to others."""
-        for finalizer in (self._finalizer, self._leases_finalizer):
-            if finalizer is not None:
-                finalizer.detach()
 
     def after_fork(self) -> None:
         self._detach()

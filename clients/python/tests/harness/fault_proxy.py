@@ -89,6 +89,10 @@ class FaultProxy:
     async def _stop(self) -> None:
         if self._server is not None:
             self._server.close()
+        # What was accepted a moment ago gets to its task, which closes it. A task that is cancelled
+        # before it has begun closes nothing.
+        for _ in range(10):
+            await asyncio.sleep(0)
         self._reset_all()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()

@@ -8,6 +8,7 @@ import pytest
 
 from tollgate_client import (
     DecidedBy,
+    Fake,
     Fallback,
     InvalidRequestError,
     NoDecisionError,
@@ -152,3 +153,17 @@ def test_messages_are_held_back():
     throttle = Throttle()
     passed = [throttle.passes(now) for now in (0.0, 0.1, 0.9, 1.0, 1.5, 2.5)]
     assert passed == [0, None, None, 2, None, 1]
+
+
+def test_a_thousand_namespaces_have_figures_of_their_own():
+    registry = pytest.importorskip("prometheus_client").REGISTRY
+    client = Fake().client()
+    for at in range(1100):
+        client.allow(f"namespace-{at}", "b")
+    named = {
+        sample.labels["namespace"]
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "tollgate_client_requests_total"
+    }
+    assert len(named) <= 1000 and "" in named

@@ -103,7 +103,7 @@ def test_a_refresh_that_fails_is_tried_again_after_a_second(caplog):
     assert len(caplog.messages) == 1, "it is logged once"
     # Who is in a hurry waits as long.
     one.wants = 2.0
-    bench.desk.hurry()
+    bench.desk.hurry(one)
     bench.run(7.9)
     bench.error = None
     bench.run(8.0)
@@ -117,7 +117,7 @@ def test_hurries_are_a_tenth_of_a_second_apart():
     one = bench.lease("a", wants=None)
     for step in range(1, 6):
         bench.run(step * 0.04)
-        bench.desk.hurry()
+        bench.desk.hurry(one)
         bench.run(step * 0.04)
     bench.run(1.0)
     assert bench.times() == [0.0, 0.1, 0.2, 0.3]
@@ -253,3 +253,39 @@ def test_after_an_answer_that_may_be_lost_no_more_is_used_than_was_asked_for(err
     one.wants, bench.error = 2.0, error
     bench.run(5.0)
     assert one.held.at(bench.now) == most
+
+
+def test_only_what_is_in_a_hurry_is_asked_for_before_the_time():
+    bench = Bench()
+    one, _ = bench.lease("a", wants=None), bench.lease("b")
+    bench.run(1.0)
+    bench.desk.hurry(one)
+    bench.run(1.0)
+    assert bench.asked[-1] == (1.0, ["a"])
+    bench.run(5.0)
+    assert bench.asked[-1] == (5.0, ["a", "b"])
+
+
+def test_refusals_cost_a_bounded_number_of_calls():
+    bench = Bench()
+    names = [f"r{at}" for at in range(200)]
+    bench.refused = set(names)
+    for name in names:
+        bench.desk.add(Resource(name, Mode.SAFE, 1.0, RateUsage(0.0), 0.0))
+    keeper = Keeper(bench.desk, bench, "me", bench._inline.clock, lambda: 1000.0, lambda: 1.0)
+    bench._inline.start(keeper.run())
+    bench.run(0.0)
+    # Those that were split off before are asked for once more.
+    assert 100 <= len(bench.asked) <= 110
+    before = len(bench.asked)
+    bench.run(29.0)
+    assert len(bench.asked) == before
+
+
+def test_those_who_wait_are_told_when_nobody_keeps_their_leases():
+    bench = Bench()
+    one = bench.lease("a")
+    bench.desk.keeper_has_ended()
+    assert one.held.is_closed
+    # The next one has another keeper.
+    assert bench.desk.add(Resource("a", Mode.SAFE, 1.0, RateUsage(0.0), 0.0))

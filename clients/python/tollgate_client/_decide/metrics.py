@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Dict, Optional, Set, Tuple
 
 from ..answers import Decision, Reason
 from ..errors import InvalidRequestError, NoAnswer, TollgateError
+from .log import LOG
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
@@ -109,8 +110,10 @@ class Metrics:
 def _metrics() -> Optional[Metrics]:
     try:
         return Metrics()
-    except (ImportError, ValueError):
-        # There is no Prometheus, or another copy of this package counts already.
+    except ImportError:
+        return None
+    except ValueError as error:
+        LOG.warning("nothing is counted, as another copy of this package counts: %s", error)
         return None
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import threading
+import weakref
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -50,6 +51,9 @@ class Servers(NamedTuple):
 
 class Configured:
     """A client with its settings, which connects on first use."""
+
+    _finalizer: Optional[weakref.finalize[..., Any]] = None
+    _leases_finalizer: Optional[weakref.finalize[..., Any]] = None
 
     def __init__(
         self,
@@ -113,6 +117,12 @@ class Configured:
     def after_fork(self) -> None:
         """Has the client connect anew, in the child of a fork."""
         raise NotImplementedError
+
+    def _detach(self) -> None:
+        """What there is does not end with the client any more."""
+        for finalizer in (self._finalizer, self._leases_finalizer):
+            if finalizer is not None:
+                finalizer.detach()
 
     @property
     def default_deadline(self) -> float:

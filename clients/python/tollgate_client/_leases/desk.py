@@ -23,8 +23,6 @@ class Desk:
         self.is_kept = False
         """Whether there is a keeper."""
         self.is_closed = False
-        self.is_urgent = False
-        """Whether the next refresh should not wait for its time."""
         self._lock = threading.Lock()
         self._resources: Dict[str, Resource] = {}
         self._dropped: Deque[Resource] = deque()
@@ -71,14 +69,18 @@ class Desk:
             return list(self._resources.values())
 
     def keeper_has_ended(self) -> None:
-        """The keeper is gone, for whatever reason."""
+        """The keeper is gone, for whatever reason. Nobody keeps the leases of those who have handles
+        still: whoever waits is told."""
         with self._lock:
             self.is_kept = False
+            resources, self._resources = list(self._resources.values()), {}
+        for resource in resources:
+            resource.close()
 
-    def hurry(self) -> None:
-        """Has the leases refreshed soon, not at their time."""
-        if not self.is_urgent:
-            self.is_urgent = True
+    def hurry(self, resource: Resource) -> None:
+        """Has a lease refreshed soon, not at its time."""
+        if not resource.is_urgent:
+            resource.is_urgent = True
             self.wake()
 
     def close(self) -> None:

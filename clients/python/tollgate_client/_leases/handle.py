@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import Any, Optional, Type
 
@@ -40,7 +41,7 @@ class Handle:
         """Asks for this capacity from now on, whatever is demanded."""
         self._leases.catch_up()
         self._resource.wants = wants
-        self._leases.desk.hurry()
+        self._leases.desk.hurry(self._resource)
 
     def _now(self) -> float:
         """What may be used now."""
@@ -64,7 +65,8 @@ class RateHandle(Handle):
     ) -> None:
         usage = RateUsage(leases.clock())
         super().__init__(client, leases, name, mode, wants, usage)
-        self._rate = Rate(self._resource, usage, leases.desk.hurry, leases.clock)
+        hurry = partial(leases.desk.hurry, self._resource)
+        self._rate = Rate(self._resource, usage, hurry, leases.clock)
 
     def try_use(self, n: int = 1) -> bool:
         """Uses ``n`` if that is possible now, and nobody waits; returns whether it was."""
@@ -85,7 +87,8 @@ class GaugeHandle(Handle):
     ) -> None:
         usage = GaugeUsage()
         super().__init__(client, leases, name, mode, wants, usage)
-        self._places = Places(self._resource, usage, leases.desk.hurry, leases.clock)
+        hurry = partial(leases.desk.hurry, self._resource)
+        self._places = Places(self._resource, usage, hurry, leases.clock)
 
     def try_acquire(self) -> Optional[Place]:
         """A place, if there is one now, and nobody waits."""

@@ -37,6 +37,9 @@ _LONGEST_INTERVAL = 60 * 60.0
 _REFUSED_PAUSE = 30.0
 """Seconds after which a resource that the nodes refuse to lease is asked for again."""
 
+_MOST_CALLS = 100
+"""After so many calls for one refresh, groups that are refused are not split any more."""
+
 _SECOND = 1.0
 """How often demand is measured."""
 
@@ -87,7 +90,6 @@ class Keeper:
         self._gone: Set[str] = set()
         # When the present second of demand began.
         self._second = self._next_refresh = clock()
-        self._last_refresh: Optional[float] = None
         self._is_failing = False
 
     def run(self) -> Plan[None]:
@@ -105,8 +107,10 @@ class Keeper:
             if self._gone and not desk.is_closed:
                 yield from self._release()
             if self._kept and not desk.is_closed:
-                wake = min(self._next_refresh, self._second + _SECOND)
-                yield Rest(max(wake - self._clock(), 0.0))
+                now, pause = self._clock(), self._pause
+                wake = min(kept.urgent_at(now, pause) for kept in self._kept)
+                wake = min(wake, self._next_refresh, self._second + _SECOND)
+                yield Rest(max(wake - now, 0.0))
         self._gone.update(kept.resource.name for kept in self._kept if kept.is_releasable)
         yield from self._release()
 
@@ -131,23 +135,22 @@ class Keeper:
                 kept.measure(now - self._second)
             self._second = now
 
+    @property
+    def _pause(self) -> float:
+        """The least time between two requests for a resource."""
+        return _RETRY if self._is_failing else _LEAST_PAUSE
+
     def _refresh(self) -> Plan[None]:
-        """Asks for all resources in one call if it is time to, else for those that are new."""
-        desk, start = self._desk, self._clock()
-        if desk.is_urgent:
-            pause = _RETRY if self._is_failing else _LEAST_PAUSE
-            soonest = start if self._last_refresh is None else self._last_refresh + pause
-            self._next_refresh = min(self._next_refresh, soonest)
+        """Asks for all resources in one call if it is time to, else for those that can't wait."""
+        start, pause = self._clock(), self._pause
         is_time = start >= self._next_refresh
         due = [
             kept
             for kept in self._kept
-            if (is_time or kept.asked is None) and not kept.is_refused(start)
+            if (is_time and not kept.is_refused(start)) or kept.urgent_at(start, pause) <= start
         ]
         if not due and not is_time:
             return
-        if is_time:
-            desk.is_urgent = False
         refresh = _Refresh(self._lessor, self._client_id, self._clock, self._epoch)
         yield from refresh.ask(due, self._second)
         now = self._clock()
@@ -160,7 +163,6 @@ class Keeper:
             if kept.refused_until is not None and kept.refused_until > now:
                 next_refresh = min(next_refresh, kept.refused_until)
         self._next_refresh = next_refresh if is_time else min(self._next_refresh, next_refresh)
-        self._last_refresh = now
         if refresh.error is not None:
             if METRICS is not None:
                 METRICS.refresh_failed()
@@ -198,7 +200,7 @@ class _Refresh:
     def ask(self, due: List[Kept], second: float) -> Plan[None]:
         """Asks for these resources in one call. If the nodes refuse the call because of a resource,
         asks for each half, so that the others get their leases."""
-        groups = [due]
+        groups, calls = [due], 0
         while groups:
             group = groups.pop()
             now, seconds = self._now(), self._clock() - second
@@ -211,6 +213,7 @@ class _Refresh:
                 continue
             if not group:
                 continue
+            calls += 1
             try:
                 answer = yield from self._lessor.get_capacity(request, now.at + _ANSWER_TIMEOUT)
             except TollgateError as error:
@@ -220,11 +223,11 @@ class _Refresh:
                         self._maybe_answered(group)
                     else:
                         self._not_answered(group)
-                elif len(group) > 1:
+                elif len(group) > 1 and calls < _MOST_CALLS:
                     half = len(group) // 2
                     groups += [group[half:], group[:half]]
                 else:
-                    self._refused(group[0], error)
+                    self._refused(group, error)
             else:
                 self._answered(group, answer)
 
@@ -241,11 +244,12 @@ class _Refresh:
         for kept in group:
             kept.maybe_answered(now)
 
-    def _refused(self, kept: Kept, error: TollgateError) -> None:
-        LOG.warning("the nodes refuse to lease %s: %s", kept.resource.name, error)
+    def _refused(self, group: List[Kept], error: TollgateError) -> None:
         now = self._clock()
-        kept.not_answered(now)
-        kept.refused_until = now + _REFUSED_PAUSE
+        for kept in group:
+            LOG.warning("the nodes refuse to lease %s: %s", kept.resource.name, error)
+            kept.not_answered(now)
+            kept.refused_until = now + _REFUSED_PAUSE
 
     def _answered(self, group: List[Kept], answer: GetCapacityResponse) -> None:
         """Gives each resource its answer."""

@@ -44,6 +44,7 @@ class Kept:
         self.demand = Demand()
         self.asked: Optional[float] = None
         """What was asked for last; ``None`` if nothing was."""
+        self._asked_at = 0.0
         self.refused_until: Optional[float] = None
         """Until when it is not asked for, because the nodes refuse to lease it."""
         self._lease: Optional[Lease] = None
@@ -60,6 +61,8 @@ class Kept:
     def request(self, seconds: float, now: Now) -> ResourceRequest:
         """What to ask for, ``seconds`` after the last whole second of demand."""
         resource = self.resource
+        # What is demanded from now on is not in this request.
+        resource.is_urgent, self._asked_at = False, now.at
         wants = resource.wants
         if wants is None:
             with resource.lock:
@@ -112,6 +115,14 @@ class Kept:
         if self._safe == _NO_BOUND:
             return math.inf
         return self._safe if self._safe is not None and self._safe > 0.0 else 0.0
+
+    def urgent_at(self, now: float, pause: float) -> float:
+        """When it has to be asked for, if it can't wait for the next refresh of all; with this pause
+        after the last time."""
+        if self.asked is None:
+            return now
+        is_urgent = self.resource.is_urgent and not self.is_refused(now)
+        return self._asked_at + pause if is_urgent else math.inf
 
     def is_refused(self, now: float) -> bool:
         """Whether it is not asked for now."""

@@ -77,6 +77,8 @@ class Resource:
         self.wants = wants
         """What to ask for; ``None`` if it is measured."""
         self.usage = usage
+        self.is_urgent = False
+        """Whether the next refresh should not wait for its time."""
         self.lock = threading.Lock()
         """Guards the usage, what is held, and who waits."""
         is_optimistic = mode is Mode.OPTIMISTIC and wants is not None

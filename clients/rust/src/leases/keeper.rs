@@ -33,7 +33,7 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// When a resource that the nodes refuse to lease is asked for again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 
-/// The most calls for one refresh, or one release.
+/// After so many calls for one refresh or release, groups that are refused are not split any more.
 const MOST_CALLS: usize = 100;
 
 /// How often demand is measured.

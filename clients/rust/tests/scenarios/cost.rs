@@ -22,7 +22,7 @@ fn cpu_us() -> f64 {
 
 /// One at a time, on one thread, so that both do the same work in the same order.
 #[tokio::test]
-#[ignore = "measures CPU time: scripts/full.sh"]
+#[ignore = "measures CPU time: scripts/full.sh --only slow"]
 async fn a_call_costs_little_more_than_the_stub() {
     let _machine = reserve_machine();
     let limits = LimitsFile::new("global_default_bucket: { size: 1000000, fill_rate: 1000000 }");

@@ -30,6 +30,8 @@ struct State {
     /// The address of another master.
     master: Option<String>,
     safe: Option<f64>,
+    /// The names that begin so are leased to nobody, and released for nobody.
+    forbidden: Option<&'static str>,
     degraded: bool,
     /// How long the leases are valid, and when to refresh them.
     length_s: i64,
@@ -44,6 +46,14 @@ struct State {
 impl State {
     fn mastership(&self) -> Option<Mastership> {
         self.master.clone().map(|address| Mastership { master_address: Some(address) })
+    }
+
+    fn check(&self, names: &[String]) -> Result<(), Status> {
+        let forbids = |name: &String| self.forbidden.is_some_and(|start| name.starts_with(start));
+        match names.iter().any(forbids) {
+            true => Err(Status::permission_denied("not yours")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -80,8 +90,10 @@ impl CapacityService for Doorman {
     ) -> Result<Response<GetCapacityResponse>, Status> {
         let asked = request.into_inner().resource;
         let (response, delay) = self.set(|state| {
-            let names = asked.iter().map(|asked| asked.resource_id.clone()).collect();
+            let names: Vec<_> = asked.iter().map(|asked| asked.resource_id.clone()).collect();
+            let checked = state.check(&names);
             state.asked.push((Instant::now(), names));
+            checked?;
             let mastership = state.mastership();
             let answer = |asked: ResourceRequest| ResourceResponse {
                 resource_id: asked.resource_id,
@@ -96,8 +108,8 @@ impl CapacityService for Doorman {
             };
             let answers = asked.into_iter().filter(|_| mastership.is_none()).map(answer);
             let response = GetCapacityResponse { response: answers.collect(), mastership };
-            (response, state.delay)
-        });
+            Ok::<_, Status>((response, state.delay))
+        })?;
         tokio::time::sleep(delay).await;
         Ok(Response::new(response))
     }
@@ -120,13 +132,15 @@ impl CapacityService for Doorman {
         &self,
         request: Request<ReleaseCapacityRequest>,
     ) -> Result<Response<ReleaseCapacityResponse>, Status> {
+        let names = request.into_inner().resource_id;
         let mastership = self.set(|state| {
+            state.check(&names)?;
             let mastership = state.mastership();
             if mastership.is_none() {
-                state.released.extend(request.into_inner().resource_id);
+                state.released.extend(names);
             }
-            mastership
-        });
+            Ok::<_, Status>(mastership)
+        })?;
         Ok(Response::new(ReleaseCapacityResponse { mastership }))
     }
 }
@@ -277,4 +291,39 @@ async fn demand_that_comes_during_a_request_does_not_wait_for_the_next_interval(
     // Only what was in a hurry was asked for again.
     let asked = doorman.set(|state| state.asked[before..].to_vec());
     assert!(asked.iter().all(|(_, names)| !names.contains(&"other".to_owned())), "{asked:?}");
+}
+
+/// In one thread, so that all are added before the first request.
+#[tokio::test]
+async fn refusals_cost_a_bounded_number_of_calls() {
+    let (doorman, address) = Doorman::start().await;
+    doorman.set(|state| state.forbidden = Some("not"));
+    let client = builder(&[address]).build().unwrap();
+    let forbidden: Vec<_> = (0..200).map(|at| lease(&client, &format!("not-{at}"), 1.0)).collect();
+    let allowed = lease(&client, "allowed", 1.0);
+    until("leased", || allowed.get() == 1.0).await;
+    // Those that are refused are not asked for again with the others.
+    let is_alone = |(_, names): &(Instant, Vec<String>)| names == &["allowed"];
+    let alone =
+        || doorman.set(|state| state.asked.iter().rev().take_while(|one| is_alone(one)).count());
+    until("refreshed twice", || alone() >= 2).await;
+    assert_eq!(doorman.set(|state| state.asked[0].1.len()), 201);
+    // A hundred, and those that were split off before.
+    let calls = doorman.calls() - alone();
+    assert!((100..=110).contains(&calls), "{calls} calls");
+    drop(forbidden);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_is_refused_for_one_resource_releases_the_others() {
+    let (doorman, address) = Doorman::start().await;
+    let client = builder(&[address]).build().unwrap();
+    let leases = ["a", "b", "not-c", "d", "e"].map(|name| lease(&client, name, 1.0));
+    until("leased", || leases.iter().all(|lease| lease.get() == 1.0)).await;
+    // The right is lost between the last refresh and the release.
+    doorman.set(|state| (state.forbidden, state.interval_s) = (Some("not"), 60));
+    client.close().await;
+    let mut released = doorman.released();
+    released.sort();
+    assert_eq!(released, ["a", "b", "d", "e"]);
 }
