@@ -14,10 +14,12 @@ use crate::connection::{Address, ClientFiles, Credentials, Target};
 use crate::decision::{Grant, Refusal};
 use crate::fake::Fake;
 use crate::fallback::{Fallback, Fallbacks};
+use crate::holds::Holds;
 use crate::leases::Leases;
 use crate::nodes::Nodes;
 use crate::refusals::Refusals;
 use crate::request::Request;
+use crate::tenants::TenantRequest;
 
 /// The deadline of a request that has none of its own. A node needs up to 50 ms, or what
 /// `--store-timeout` says, to find that the store does not answer.
@@ -157,8 +159,8 @@ impl Builder {
         Self { token_file: Some(path.into()), ..self }
     }
 
-    /// The name that leases are held by, which no other client may have at the same time; default:
-    /// host name, process id and a random number.
+    /// The name that leases are held by, which no other client may have at the same time, and that
+    /// operators see of holds; default: host name, process id and a random number.
     pub fn client_id(self, id: impl Into<String>) -> Self {
         Self { client_id: Some(id.into()), ..self }
     }
@@ -194,6 +196,12 @@ impl Builder {
         self
     }
 
+    /// What decides about hits and copies of a resource, instead of [`fallback`](Self::fallback).
+    pub fn resource_fallback(mut self, resource: impl Into<String>, fallback: Fallback) -> Self {
+        self.fallbacks.resources.insert(resource.into(), fallback);
+        self
+    }
+
     /// Calls this with each request that is refused, so that the application can serve less. It
     /// must not block.
     pub fn on_refused(
@@ -201,6 +209,15 @@ impl Builder {
         callback: impl Fn(&Request, &Refusal) + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.refused = Some(Box::new(callback));
+        self
+    }
+
+    /// Calls this with each request for hits or copies that is refused. It must not block.
+    pub fn on_tenant_refused(
+        mut self,
+        callback: impl Fn(&TenantRequest, &Refusal) + Send + Sync + 'static,
+    ) -> Self {
+        self.callbacks.tenant_refused = Some(Box::new(callback));
         self
     }
 
@@ -230,12 +247,14 @@ impl Builder {
         let backend = Arc::new(backend);
         let client_id = self.client_id.unwrap_or_else(process_id);
         Ok(Client::from(Inner {
+            holds: Holds::new(Arc::clone(&backend), self.fallbacks.clone(), &client_id),
             leases: Leases::new(Arc::clone(&backend), client_id),
             backend,
             deadline: self.deadline,
             fallbacks: self.fallbacks,
             callbacks: self.callbacks,
             refusals: Refusals::default(),
+            refused_hits: Refusals::default(),
             fallback_log: Default::default(),
         }))
     }

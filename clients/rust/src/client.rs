@@ -1,5 +1,7 @@
 //! The client: what a service calls.
 
+mod tenants;
+
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +11,15 @@ use tollgate_common::LogThrottle;
 use tollgate_proto::quotaservice::AllowResponse;
 
 use crate::backend::Backend;
-use crate::decision::{self, AcquireError, Decision, Error, Grant, Reason, Refusal};
-use crate::fallback::Fallbacks;
+use crate::decision::{self, AcquireError, Decision, Error, Grant, NoAnswer, Reason, Refusal};
+use crate::fallback::{Fallback, Fallbacks};
+use crate::holds::Holds;
 use crate::leases::{LeaseBuilder, Leases};
 use crate::metrics;
 use crate::refusals::Refusals;
 use crate::request::Request;
-
-/// The least time before a refused request is made again.
-const LEAST_PAUSE: Duration = Duration::from_millis(20);
+use crate::tenants::TenantRequest;
+use crate::waiting::Waiting;
 
 /// A longer deadline means this one.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -44,10 +46,13 @@ pub struct Client(Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) backend: Arc<Backend>,
     pub(crate) leases: Leases,
+    pub(crate) holds: Holds,
     pub(crate) deadline: Duration,
     pub(crate) fallbacks: Fallbacks,
     pub(crate) callbacks: Callbacks,
     pub(crate) refusals: Refusals,
+    /// Those of hits, by resource and domain.
+    pub(crate) refused_hits: Refusals,
     pub(crate) fallback_log: LogThrottle,
 }
 
@@ -55,10 +60,12 @@ pub(crate) struct Inner {
 #[derive(Default)]
 pub(crate) struct Callbacks {
     pub(crate) refused: Option<Box<RefusedCallback>>,
+    pub(crate) tenant_refused: Option<Box<TenantRefusedCallback>>,
     pub(crate) soft_limited: Option<Box<SoftLimitedCallback>>,
 }
 
 pub(crate) type RefusedCallback = dyn Fn(&Request, &Refusal) + Send + Sync;
+pub(crate) type TenantRefusedCallback = dyn Fn(&TenantRequest, &Refusal) + Send + Sync;
 pub(crate) type SoftLimitedCallback = dyn Fn(&Request, &Grant) + Send + Sync;
 
 impl Client {
@@ -103,25 +110,19 @@ impl Client {
         start: Instant,
     ) -> Result<Decision, Error> {
         let Some(max_wait) = request.max_wait else { return self.decide(request).await };
-        let deadline = request.deadline.unwrap_or(self.0.deadline);
-        let end = max_wait.saturating_add(deadline);
+        let waiting = Waiting::new(start, max_wait, self.deadline(request.deadline));
         loop {
-            let elapsed = start.elapsed();
-            let left = max_wait.saturating_sub(elapsed);
-            // What is left of both, so that the whole takes no longer.
-            let deadline = end.saturating_sub(elapsed).min(deadline);
-            let asked = Request { max_wait: Some(left), deadline: Some(deadline), ..*request };
-            let decision = self.decide(&asked).await?;
-            let Decision::Refused(Refusal { retry_after: Some(pause), debt, .. }) = &decision
-            else {
-                return Ok(decision);
+            let (max_wait, deadline) = (Some(waiting.left()), Some(waiting.deadline()));
+            let decision = self.decide(&Request { max_wait, deadline, ..*request }).await?;
+            let pause = match &decision {
+                // The debt shrinks no faster than what is left: too long now is too long later.
+                Decision::Refused(refusal) if refusal.debt <= waiting.left() => {
+                    refusal.retry_after.and_then(|retry_after| waiting.pause(retry_after))
+                }
+                _ => None,
             };
-            let left = max_wait.saturating_sub(start.elapsed());
-            // The debt shrinks no faster than what is left: too long now is too long later.
-            if (*pause).max(*debt) > left {
-                return Ok(decision);
-            }
-            sleep(jittered((*pause).max(LEAST_PAUSE)).min(left)).await;
+            let Some(pause) = pause else { return Ok(decision) };
+            sleep(pause).await;
         }
     }
 
@@ -151,11 +152,11 @@ impl Client {
         LeaseBuilder::new(&self.0.leases, resource)
     }
 
-    /// Releases all leases, so that others get their capacity at once. Takes up to five seconds if
-    /// no node answers. Without it, leases are released when their handles are dropped, or end when
-    /// they expire if the process ends before.
+    /// Releases all leases and held copies, so that others get them at once. Takes up to five
+    /// seconds if no node answers. Without it, they are released when their handles are dropped, or
+    /// end when they expire if the process ends before.
     pub async fn close(&self) {
-        self.0.leases.close().await;
+        tokio::join!(self.0.leases.close(), self.0.holds.close());
     }
 
     async fn decide(&self, request: &Request<'_>) -> Result<Decision, Error> {
@@ -180,21 +181,37 @@ impl Client {
             }
             Ok(granted) => return Ok(granted),
         };
-        let Some(fallback) = fallbacks.get(request.namespace, request.bucket) else {
+        let fallback = fallbacks.get(request.namespace, request.bucket);
+        self.fall_back(fallback, (request.namespace, request.bucket), request.tokens, why)
+    }
+
+    /// Has the fallback decide, if there is one, as no node does.
+    fn fall_back(
+        &self,
+        fallback: Option<&Fallback>,
+        (scope, name): (&str, &str),
+        tokens: u64,
+        why: Result<Refusal, NoAnswer>,
+    ) -> Result<Decision, Error> {
+        let Some(fallback) = fallback else {
             return why.map(Decision::Refused).map_err(Error::NoDecision);
         };
         if let Some(held_back) = self.0.fallback_log.pass() {
             let why = why.map_or_else(|why| why.to_string(), |refusal| refusal.reason.to_string());
-            let Request { namespace, bucket, .. } = request;
-            tracing::warn!(namespace, bucket, why, held_back, "the fallback decides");
+            tracing::warn!(scope, name, why, held_back, "the fallback decides");
         }
-        Ok(fallback.decide(request.tokens, Instant::now()))
+        Ok(fallback.decide(tokens, Instant::now()))
+    }
+
+    /// The time for an answer.
+    fn deadline(&self, of_request: Option<Duration>) -> Duration {
+        of_request.unwrap_or(self.0.deadline).min(LONGEST_DEADLINE)
     }
 
     async fn ask(&self, request: &Request<'_>) -> Result<AllowResponse, Error> {
         let start = Instant::now();
-        let deadline = request.deadline.unwrap_or(self.0.deadline).min(LONGEST_DEADLINE);
-        let answer = self.0.backend.allow(request, start + deadline).await;
+        let deadline = start + self.deadline(request.deadline);
+        let answer = self.0.backend.allow(request, deadline).await;
         metrics::asked(start.elapsed());
         answer
     }
@@ -210,10 +227,4 @@ impl Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("deadline", &self.0.deadline).finish_non_exhaustive()
     }
-}
-
-/// Up to a tenth longer, so that those who wait for the same tokens do not all ask at once.
-fn jittered(pause: Duration) -> Duration {
-    pause
-        .saturating_add(Duration::from_secs_f64(pause.as_secs_f64() * rand::random::<f64>() / 10.0))
 }

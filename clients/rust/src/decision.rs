@@ -14,6 +14,16 @@ pub enum Decision {
     Refused(Refusal),
 }
 
+impl Refusal {
+    pub(crate) fn new(
+        reason: Reason,
+        retry_after: Option<Duration>,
+        decided_by: DecidedBy,
+    ) -> Self {
+        Self { reason, retry_after, decided_by, debt: Duration::ZERO }
+    }
+}
+
 impl Decision {
     /// Whether tokens were granted, to be used now or after a wait.
     pub fn is_granted(&self) -> bool {
@@ -65,7 +75,8 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The bucket, or the fallback's rate, has not enough tokens within the accepted wait.
+    /// The bucket, or the fallback's rate, has not enough tokens within the accepted wait; or there
+    /// is no room for so many hits or copies.
     Limit,
     /// More was asked for than the bucket's ban allows.
     Banned,
@@ -101,7 +112,7 @@ pub enum Error {
     /// A mistake of the caller. No fallback is used.
     #[error("invalid request: {0}")]
     Invalid(String),
-    /// No node has decided, and no fallback is set for the bucket.
+    /// No node has decided, and no fallback is set for the bucket or resource.
     #[error("no decision: {0}")]
     NoDecision(NoAnswer),
 }
@@ -123,16 +134,23 @@ pub enum NoAnswer {
     /// The nodes do not allow this client to ask, by their access file.
     #[error("{0}")]
     Forbidden(String),
+    /// The limits do not have the resource.
+    #[error("{0}")]
+    NotConfigured(String),
+    /// The client was closed.
+    #[error("the client was closed")]
+    Closed,
     /// The node has answered with an error: its gRPC status code and message.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Why [`acquire`](crate::Client::acquire) has no tokens.
+/// Why [`acquire`](crate::Client::acquire) has no tokens, [`hits`](crate::Client::hits) no hits, or
+/// [`hold`](crate::Client::hold) no copies.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// Refused; or the tokens would come later than the caller wants to wait.
+    /// Refused; or what was asked for would come later than the caller wants to wait.
     #[error("refused: {}", .0.reason)]
     Refused(Refusal),
     /// There is no decision.
@@ -153,7 +171,7 @@ impl AcquireError {
 impl std::fmt::Display for Reason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Limit => "not enough tokens",
+            Self::Limit => "the limit is reached",
             Self::Banned => "banned",
             Self::TooManyTokens => "more tokens than the bucket gives to one request",
             Self::TooManyBuckets => "the namespace has too many buckets",
@@ -201,7 +219,7 @@ pub(crate) fn from_response(response: &AllowResponse) -> Result<Decision, Error>
     }
 }
 
-fn duration(millis: i64) -> Duration {
+pub(crate) fn duration(millis: i64) -> Duration {
     Duration::from_millis(millis.try_into().unwrap_or(0))
 }
 

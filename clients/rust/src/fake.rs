@@ -1,5 +1,7 @@
 //! A tollgate in memory, for unit tests of what uses a [`Client`](crate::Client).
 
+mod tenants;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,6 +11,7 @@ use tollgate_proto::doorman::{GetCapacityRequest, GetCapacityResponse, Lease, Re
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
+use self::tenants::Tenants;
 use crate::decision::{Error, NoAnswer};
 use crate::fallback::LocalRate;
 
@@ -44,7 +47,7 @@ pub enum FakeAnswer {
     Refuse(Option<Duration>),
     /// Grants tokens at a rate.
     Rate(LocalRate),
-    /// There is no such bucket.
+    /// There is no such bucket or resource.
     NoBucket,
     /// The request is invalid.
     Invalid,
@@ -58,13 +61,19 @@ struct State {
     answers: HashMap<(String, String), FakeAnswer>,
     asked: Vec<AllowRequest>,
     capacities: HashMap<String, f64>,
+    tenants: Tenants,
 }
 
 impl Fake {
     /// Answers all requests in the same way, until told otherwise.
     pub fn new(default: FakeAnswer) -> Self {
-        let (answers, asked) = (HashMap::new(), Vec::new());
-        Self(Arc::new(Mutex::new(State { default, answers, asked, capacities: HashMap::new() })))
+        Self(Arc::new(Mutex::new(State {
+            default,
+            answers: HashMap::new(),
+            asked: Vec::new(),
+            capacities: HashMap::new(),
+            tenants: Tenants::default(),
+        })))
     }
 
     /// Sets the answer for one bucket.

@@ -10,7 +10,8 @@ use crate::decision::{DecidedBy, Decision, Grant, Reason, Refusal};
 
 /// What decides when no node does: there is no answer in time, no node can be reached, a node
 /// answers with an error, the nodes can't reach the shared state and their policy is to refuse, or
-/// the limits have no bucket of the name.
+/// the limits have no bucket or resource of the name. Of hits and copies, it grants the fewest that
+/// the request accepts.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fallback {
@@ -24,7 +25,7 @@ pub enum Fallback {
 
 impl Fallback {
     /// Grants `per_second` tokens a second, and up to `burst` at once; see [`LocalRate::new`]. All
-    /// buckets that the fallback is set for share the rate.
+    /// buckets and resources that the fallback is set for share the rate.
     ///
     /// Each process has a rate of its own: with ten processes, a tenth of what the resource bears
     /// is the right size.
@@ -34,8 +35,7 @@ impl Fallback {
 
     pub(crate) fn decide(&self, tokens: u64, now: Instant) -> Decision {
         let refused = |reason, retry_after| {
-            let (decided_by, debt) = (DecidedBy::Fallback, Duration::ZERO);
-            Decision::Refused(Refusal { reason, retry_after, decided_by, debt })
+            Decision::Refused(Refusal::new(reason, retry_after, DecidedBy::Fallback))
         };
         match self {
             Self::Deny => return refused(Reason::Unavailable, None),
@@ -106,6 +106,8 @@ impl LocalRate {
 pub(crate) struct Fallbacks {
     pub(crate) everything: Option<Fallback>,
     pub(crate) namespaces: HashMap<String, NamespaceFallbacks>,
+    /// Those for hits and holds.
+    pub(crate) resources: HashMap<String, Fallback>,
 }
 
 /// The fallbacks within a namespace.
@@ -121,6 +123,10 @@ impl Fallbacks {
         within
             .and_then(|within| within.buckets.get(bucket).or(within.all_buckets.as_ref()))
             .or(self.everything.as_ref())
+    }
+
+    pub(crate) fn of_resource(&self, resource: &str) -> Option<&Fallback> {
+        self.resources.get(resource).or(self.everything.as_ref())
     }
 }
 

@@ -56,19 +56,24 @@ pub mod connection;
 mod decision;
 mod fake;
 mod fallback;
+mod holds;
 mod leases;
 mod metrics;
 mod nodes;
 mod refusals;
 mod request;
+mod tenants;
+mod waiting;
 
 pub use builder::{BuildError, Builder};
 pub use client::Client;
 pub use decision::{AcquireError, DecidedBy, Decision, Error, Grant, NoAnswer, Reason, Refusal};
 pub use fake::{Fake, FakeAnswer};
 pub use fallback::{Fallback, LocalRate};
+pub use holds::Hold;
 pub use leases::{Capacity, Closed, Gauge, LeaseBuilder, LeaseError, Mode, Place, RateLimiter};
 pub use request::Request;
+pub use tenants::{Hits, TenantRequest};
 
 /// Compiles the examples of the README.
 #[cfg(doctest)]

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use crate::decision::{DecidedBy, Decision, Error, NoAnswer, Reason};
+use crate::decision::{DecidedBy, Decision, Error, NoAnswer, Reason, Refusal};
 
 /// A request of the application was answered.
 pub(crate) fn answered(namespace: &str, answer: &Result<Decision, Error>) {
@@ -18,22 +18,50 @@ pub(crate) fn answered(namespace: &str, answer: &Result<Decision, Error>) {
     let (outcome, decided_by) = match answer {
         Ok(decision) => {
             let outcome = if decision.is_granted() { "granted" } else { "refused" };
-            let decided_by = match decision.decided_by() {
-                DecidedBy::Node => "node",
-                DecidedBy::DegradedNode => "degraded_node",
-                DecidedBy::Remembered => "remembered",
-                DecidedBy::Fallback => "fallback",
-            };
-            (outcome, decided_by)
+            (outcome, name_of(decision.decided_by()))
         }
-        Err(Error::Invalid(_)) => ("invalid", "node"),
-        Err(Error::NoDecision(_)) => ("no_decision", "nobody"),
+        Err(error) => no_decision(error),
     };
     metrics::counter!(
         "tollgate_client_requests_total",
         "namespace" => namespace.to_owned(), "outcome" => outcome, "decided_by" => decided_by
     )
     .increment(1);
+}
+
+/// A request of the application for hits or copies was answered. Names of resources and domains may
+/// be many.
+pub(crate) fn tenant_answered<T>(
+    kind: &'static str,
+    decided_by: impl Fn(&T) -> DecidedBy,
+    answer: &Result<Result<T, Refusal>, Error>,
+) {
+    let (outcome, decided_by) = match answer {
+        Ok(Ok(granted)) => ("granted", name_of(decided_by(granted))),
+        Ok(Err(refusal)) => ("refused", name_of(refusal.decided_by)),
+        Err(error) => no_decision(error),
+    };
+    metrics::counter!(
+        "tollgate_client_tenant_requests_total",
+        "kind" => kind, "outcome" => outcome, "decided_by" => decided_by
+    )
+    .increment(1);
+}
+
+fn name_of(decided_by: DecidedBy) -> &'static str {
+    match decided_by {
+        DecidedBy::Node => "node",
+        DecidedBy::DegradedNode => "degraded_node",
+        DecidedBy::Remembered => "remembered",
+        DecidedBy::Fallback => "fallback",
+    }
+}
+
+fn no_decision(error: &Error) -> (&'static str, &'static str) {
+    match error {
+        Error::Invalid(_) => ("invalid", "node"),
+        Error::NoDecision(_) => ("no_decision", "nobody"),
+    }
 }
 
 /// How long it took until a node had decided, or none would.
@@ -48,12 +76,13 @@ pub(crate) fn call_failed(why: &NoAnswer) {
         NoAnswer::Unreachable => "unreachable",
         NoAnswer::Overloaded => "overloaded",
         NoAnswer::Forbidden(_) => "forbidden",
-        NoAnswer::Failed(_) => "error",
+        NoAnswer::NotConfigured(_) => "not_configured",
+        NoAnswer::Failed(_) | NoAnswer::Closed => "error",
     };
     metrics::counter!("tollgate_client_failed_calls_total", "reason" => reason).increment(1);
 }
 
-/// How long `acquire` has waited for tokens.
+/// How long `acquire` has waited for tokens, or another request for hits or copies.
 pub(crate) fn waited(time: Duration) {
     metrics::histogram!("tollgate_client_wait_seconds").record(time);
 }
@@ -66,6 +95,20 @@ pub(crate) fn nodes(more: i64, more_called: i64) {
     let add = |at: usize, more| NODES[at].fetch_add(more, Ordering::Relaxed) + more;
     metrics::gauge!("tollgate_client_nodes").set(add(0, more) as f64);
     metrics::gauge!("tollgate_client_nodes_called").set(add(1, more_called) as f64);
+}
+
+/// Copies that are held by all clients of this process.
+static HELD_COPIES: AtomicI64 = AtomicI64::new(0);
+
+/// So many more or fewer copies are held.
+pub(crate) fn held_copies(more: i64) {
+    let held = HELD_COPIES.fetch_add(more, Ordering::Relaxed) + more;
+    metrics::gauge!("tollgate_client_held_copies").set(held as f64);
+}
+
+/// Copies that the application holds are lost.
+pub(crate) fn hold_lost() {
+    metrics::counter!("tollgate_client_lost_holds_total").increment(1);
 }
 
 /// What is wanted of a resource, and what may be used.

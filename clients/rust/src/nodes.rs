@@ -3,6 +3,7 @@
 
 mod circuit;
 mod node;
+mod tenants;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -72,11 +72,9 @@ impl Refusals {
         let hash = self.hash(request);
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let found = table.find(hash, |entry| entry.is_of(request))?;
-        found.covers(request, now).then(|| Refusal {
-            reason: found.reason,
-            retry_after: Some(found.retry_at.saturating_duration_since(now)),
-            decided_by: DecidedBy::Remembered,
-            debt: Duration::ZERO,
+        found.covers(request, now).then(|| {
+            let retry_after = found.retry_at.saturating_duration_since(now);
+            Refusal::new(found.reason, Some(retry_after), DecidedBy::Remembered)
         })
     }
 

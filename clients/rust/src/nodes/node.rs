@@ -234,7 +234,16 @@ impl Drop for Attempt {
 pub(super) fn failure(status: Status) -> (Report, Failure) {
     let text = || format!("{:?}: {}", status.code(), status.message());
     match status.code() {
-        Code::InvalidArgument => (Report::Answered, Failure::Invalid(status.message().to_owned())),
+        // A resource that has the other kind of limits is a failed precondition.
+        Code::InvalidArgument | Code::FailedPrecondition => {
+            (Report::Answered, Failure::Invalid(status.message().to_owned()))
+        }
+        Code::NotFound => {
+            let message = status.message().to_owned();
+            (Report::Answered, Failure::Final(NoAnswer::NotConfigured(message)))
+        }
+        // An older node than others, perhaps.
+        Code::Unimplemented => (Report::Answered, Failure::Retry(NoAnswer::Failed(text()))),
         // About the caller, not about the node.
         Code::PermissionDenied => {
             let message = status.message().to_owned();

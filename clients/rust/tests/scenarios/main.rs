@@ -8,6 +8,7 @@ mod faults;
 mod leases;
 mod nodes;
 mod security;
+mod tenants;
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
