@@ -83,7 +83,7 @@ impl Backend {
     ) -> Result<KeepAliveResponse, Error> {
         match self {
             Self::Nodes(nodes) => nodes.keep_alive(request, deadline).await,
-            Self::Fake(fake) => fake.keep_alive(request),
+            Self::Fake(fake) => Ok(fake.keep_alive(request)),
         }
     }
 

@@ -19,6 +19,7 @@ use crate::leases::Leases;
 use crate::nodes::Nodes;
 use crate::refusals::Refusals;
 use crate::request::Request;
+use crate::tasks::Tasks;
 use crate::tenants::TenantRequest;
 
 /// The deadline of a request that has none of its own. A node needs up to 50 ms, or what
@@ -244,11 +245,17 @@ impl Builder {
                 Backend::Nodes(Nodes::connect(targets, &runtime))
             }
         };
-        let backend = Arc::new(backend);
+        let (backend, tasks) = (Arc::new(backend), Tasks::here());
         let client_id = self.client_id.unwrap_or_else(process_id);
         Ok(Client::from(Inner {
-            holds: Holds::new(Arc::clone(&backend), self.fallbacks.clone(), &client_id),
-            leases: Leases::new(Arc::clone(&backend), client_id),
+            holds: Holds::new(
+                Arc::clone(&backend),
+                self.fallbacks.clone(),
+                &client_id,
+                tasks.clone(),
+            ),
+            leases: Leases::new(Arc::clone(&backend), client_id, tasks.clone()),
+            tasks,
             backend,
             deadline: self.deadline,
             fallbacks: self.fallbacks,

@@ -18,6 +18,7 @@ use crate::leases::{LeaseBuilder, Leases};
 use crate::metrics;
 use crate::refusals::Refusals;
 use crate::request::Request;
+use crate::tasks::Tasks;
 use crate::tenants::TenantRequest;
 use crate::waiting::Waiting;
 
@@ -45,6 +46,7 @@ pub struct Client(Arc<Inner>);
 
 pub(crate) struct Inner {
     pub(crate) backend: Arc<Backend>,
+    pub(crate) tasks: Tasks,
     pub(crate) leases: Leases,
     pub(crate) holds: Holds,
     pub(crate) deadline: Duration,
@@ -116,7 +118,7 @@ impl Client {
             let decision = self.decide(&Request { max_wait, deadline, ..*request }).await?;
             let pause = match &decision {
                 // The debt shrinks no faster than what is left: too long now is too long later.
-                Decision::Refused(refusal) if refusal.debt <= waiting.left() => {
+                Decision::Refused(refusal) if refusal.debt() <= waiting.left() => {
                     refusal.retry_after.and_then(|retry_after| waiting.pause(retry_after))
                 }
                 _ => None,
@@ -201,6 +203,10 @@ impl Client {
             tracing::warn!(scope, name, why, held_back, "the fallback decides");
         }
         Ok(fallback.decide(tokens, Instant::now()))
+    }
+
+    pub(crate) fn tasks(&self) -> &Tasks {
+        &self.0.tasks
     }
 
     /// The time for an answer.

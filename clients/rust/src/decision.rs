@@ -14,13 +14,47 @@ pub enum Decision {
     Refused(Refusal),
 }
 
+/// Where a bucket stands after an answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Level {
+    /// The tokens that are there; a debt is negative.
+    pub(crate) available: f64,
+    /// The tokens that come in a second; more than 0.
+    pub(crate) rate: f64,
+}
+
+impl Level {
+    pub(crate) fn new(available: f64, rate: f64) -> Option<Self> {
+        (rate > 0.0 && rate.is_finite() && available.is_finite())
+            .then_some(Self { available, rate })
+    }
+
+    fn bits(&self) -> [u64; 2] {
+        [self.available, self.rate].map(f64::to_bits)
+    }
+}
+
+impl PartialEq for Level {
+    fn eq(&self, other: &Self) -> bool {
+        self.bits() == other.bits()
+    }
+}
+
+impl Eq for Level {}
+
 impl Refusal {
     pub(crate) fn new(
         reason: Reason,
         retry_after: Option<Duration>,
         decided_by: DecidedBy,
     ) -> Self {
-        Self { reason, retry_after, decided_by, debt: Duration::ZERO }
+        Self { reason, retry_after, decided_by, level: None }
+    }
+
+    /// How long the bucket takes to pay its debt, which a request waits for at least.
+    pub(crate) fn debt(&self) -> Duration {
+        let debt = self.level.map(|level| -level.available / level.rate);
+        debt.and_then(|debt| Duration::try_from_secs_f64(debt).ok()).unwrap_or_default()
     }
 }
 
@@ -54,6 +88,7 @@ pub struct Grant {
     pub shadow: bool,
     /// Who has decided.
     pub decided_by: DecidedBy,
+    pub(crate) level: Option<Level>,
 }
 
 /// A refusal.
@@ -67,8 +102,7 @@ pub struct Refusal {
     pub retry_after: Option<Duration>,
     /// Who has decided.
     pub decided_by: DecidedBy,
-    /// How long the bucket takes to pay its debt, which a request waits for at least.
-    pub(crate) debt: Duration,
+    pub(crate) level: Option<Level>,
 }
 
 /// Why a request was refused.
@@ -192,12 +226,11 @@ pub(crate) fn from_response(response: &AllowResponse) -> Result<Decision, Error>
         true => DecidedBy::DegradedNode,
         false => DecidedBy::Node,
     };
+    let level = Level::new(response.tokens_available, response.fill_rate);
     let refused = |reason| {
         let retry_after = response.retry_after_millis;
         let retry_after = (retry_after > 0).then(|| duration(retry_after));
-        let debt = -response.tokens_available / response.fill_rate;
-        let debt = Duration::try_from_secs_f64(debt).unwrap_or_default();
-        Ok(Decision::Refused(Refusal { reason, retry_after, decided_by, debt }))
+        Ok(Decision::Refused(Refusal { reason, retry_after, decided_by, level }))
     };
     match status {
         Status::Ok => Ok(Decision::Granted(Grant {
@@ -206,6 +239,7 @@ pub(crate) fn from_response(response: &AllowResponse) -> Result<Decision, Error>
             soft_limited: response.soft_limited,
             shadow: response.shadow,
             decided_by,
+            level,
         })),
         Status::RejectedTimeout if response.banned => refused(Reason::Banned),
         Status::RejectedTimeout => refused(Reason::Limit),
@@ -248,7 +282,7 @@ mod tests {
             let response =
                 AllowResponse { status, tokens_available, fill_rate, ..AllowResponse::default() };
             match from_response(&response) {
-                Ok(Decision::Refused(refusal)) => refusal.debt,
+                Ok(Decision::Refused(refusal)) => refusal.debt(),
                 other => panic!("{other:?}"),
             }
         };

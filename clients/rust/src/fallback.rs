@@ -11,7 +11,7 @@ use crate::decision::{DecidedBy, Decision, Grant, Reason, Refusal};
 /// What decides when no node does: there is no answer in time, no node can be reached, a node
 /// answers with an error, the nodes can't reach the shared state and their policy is to refuse, or
 /// the limits have no bucket or resource of the name. Of hits and copies, it grants the fewest that
-/// the request accepts.
+/// the request accepts; of a hold, also when no node renews it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fallback {
@@ -51,6 +51,7 @@ impl Fallback {
             soft_limited: false,
             shadow: false,
             decided_by: DecidedBy::Fallback,
+            level: None,
         })
     }
 }

@@ -7,8 +7,7 @@ mod session;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::runtime::Handle as Runtime;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 pub(crate) use hold::Attempt;
@@ -19,6 +18,7 @@ use self::session::Session;
 use crate::backend::Backend;
 use crate::decision::{Error, NoAnswer};
 use crate::fallback::Fallbacks;
+use crate::tasks::Tasks;
 use crate::tenants::TenantRequest;
 
 /// How long closing may take.
@@ -33,55 +33,58 @@ pub(crate) struct Holds {
     fallbacks: Fallbacks,
     /// The name of the client, which operators see.
     name: String,
-    /// That of the client, where it has one: a fake needs none before its first hold.
-    runtime: Option<Runtime>,
-    keeper: Mutex<State>,
-}
-
-enum State {
-    /// There was no hold yet.
-    Idle,
-    /// There is a task.
-    Kept(Events),
-    Closed,
+    tasks: Tasks,
+    /// What goes to the task, if there is one.
+    events: Mutex<Option<Events>>,
+    is_closed: watch::Sender<bool>,
 }
 
 impl Holds {
-    pub(crate) fn new(backend: Arc<Backend>, fallbacks: Fallbacks, client_id: &str) -> Self {
+    pub(crate) fn new(
+        backend: Arc<Backend>,
+        fallbacks: Fallbacks,
+        client_id: &str,
+        tasks: Tasks,
+    ) -> Self {
         let fits = |end: &usize| *end <= MOST_NAME_BYTES && client_id.is_char_boundary(*end);
         let end = (0..=client_id.len()).rev().find(fits).unwrap_or(0);
-        let name = &client_id[..end];
-        let (runtime, keeper) = (Runtime::try_current().ok(), Mutex::new(State::Idle));
-        Self { backend, fallbacks, name: name.to_owned(), runtime, keeper }
+        let name = if end == 0 { "client" } else { &client_id[..end] }.to_owned();
+        let (events, is_closed) = (Mutex::default(), watch::Sender::new(false));
+        Self { backend, fallbacks, name, tasks, events, is_closed }
     }
 
     /// Begins to ask for copies.
     pub(crate) fn attempt(&self, request: &TenantRequest<'_>) -> Result<Attempt, Error> {
-        let mut state = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
-        let events = match &*state {
-            State::Closed => return Err(Error::NoDecision(NoAnswer::Closed)),
-            State::Kept(events) => events.clone(),
-            State::Idle => {
-                let (events, received) = mpsc::unbounded_channel();
-                let (backend, fallbacks) = (Arc::clone(&self.backend), self.fallbacks.clone());
-                let keeper = Keeper::new(backend, fallbacks, received);
-                self.runtime.clone().unwrap_or_else(Runtime::current).spawn(keeper.run());
-                *state = State::Kept(events.clone());
-                events
-            }
-        };
-        Ok(Attempt::new(Session::new(request, self.name.clone()), events))
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if *self.is_closed.borrow() {
+            return Err(Error::NoDecision(NoAnswer::Closed));
+        }
+        // Another one if the runtime of the last one has ended.
+        let kept = events.take().filter(|events| !events.is_closed());
+        let events = events.insert(kept.unwrap_or_else(|| self.start()));
+        let session = Session::new(request.resource, request.domain, &self.name, request.ttl);
+        Ok(Attempt::begin(session, events.clone(), self.is_closed.subscribe()))
+    }
+
+    /// Starts the task.
+    fn start(&self) -> Events {
+        let (events, received) = mpsc::unbounded_channel();
+        let (backend, fallbacks) = (Arc::clone(&self.backend), self.fallbacks.clone());
+        self.tasks.spawn(Keeper::new(backend, fallbacks, received).run());
+        events
     }
 
     /// Ends all holds.
     pub(crate) async fn close(&self) {
-        let before = {
-            let mut state = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *state, State::Closed)
+        let events = {
+            let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+            self.is_closed.send_replace(true);
+            events.clone()
         };
-        let State::Kept(events) = before else { return };
         let (told, ended) = oneshot::channel();
-        if events.send(Event::Close(told)).is_ok() {
+        if let Some(events) = events
+            && events.send(Event::Close(told)).is_ok()
+        {
             let _ = timeout(LONGEST_CLOSE, ended).await;
         }
     }

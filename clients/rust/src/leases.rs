@@ -13,7 +13,6 @@ mod resource;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle as Runtime;
 use tokio::time::Instant;
 
 pub use desk::LeaseError;
@@ -27,19 +26,18 @@ use self::keeper::{Caller, Keeper};
 use self::rate::Rate;
 use self::resource::{Held, Resource, Usage, Watch};
 use crate::backend::Backend;
+use crate::tasks::Tasks;
 
 /// The leases of one client.
 pub(crate) struct Leases {
     caller: Caller,
     desk: Arc<Desk>,
-    /// That of the client, where it has one: a fake needs none before its first lease.
-    runtime: Option<Runtime>,
+    tasks: Tasks,
 }
 
 impl Leases {
-    pub(crate) fn new(backend: Arc<Backend>, client_id: String) -> Self {
-        let (caller, runtime) = (Caller { backend, client_id }, Runtime::try_current().ok());
-        Self { caller, desk: Arc::default(), runtime }
+    pub(crate) fn new(backend: Arc<Backend>, client_id: String, tasks: Tasks) -> Self {
+        Self { caller: Caller { backend, client_id }, desk: Arc::default(), tasks }
     }
 
     pub(crate) async fn close(&self) {
@@ -53,7 +51,7 @@ impl Leases {
         let (handle, is_first) = self.desk.add(resource)?;
         if is_first {
             let keeper = Keeper::new(self.caller.clone(), Arc::clone(&self.desk));
-            self.runtime.clone().unwrap_or_else(Runtime::current).spawn(keeper.run());
+            self.tasks.spawn(keeper.run());
         }
         Ok(handle)
     }

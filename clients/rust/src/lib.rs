@@ -21,7 +21,8 @@
 //! ```
 //!
 //! A client that makes many calls leases a share of a resource's capacity instead, and limits itself
-//! to it, without a call for each use: see [`Client::lease`].
+//! to it, without a call for each use: see [`Client::lease`]. What each tenant may use is limited by
+//! hits ([`Client::hits`]), or by copies that are held ([`Client::hold`]).
 //!
 //! # When nodes fail
 //!
@@ -41,9 +42,12 @@
 //! | metric | labels | meaning |
 //! |---|---|---|
 //! | `tollgate_client_requests_total` | `namespace`, `outcome`, `decided_by` | requests. `outcome`: `granted`, `refused`, `invalid`, `no_decision`. `namespace` is empty if the request is invalid or the limits have no such bucket. `decided_by`: `node`, `degraded_node`, `remembered`, `fallback`, `nobody` |
+//! | `tollgate_client_tenant_requests_total` | `kind`, `outcome`, `decided_by` | requests for hits (`kind` is `hits`) and copies (`hold`); the other labels as above |
 //! | `tollgate_client_request_seconds` | | how long it took until a node had decided, or none would; a histogram |
-//! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`] took, a histogram |
-//! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `forbidden`, `error` |
+//! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`], [`Client::hits`] and [`Client::hold`] took, a histogram |
+//! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `forbidden`, `not_configured`, `error` |
+//! | `tollgate_client_held_copies` | | the copies that this process holds |
+//! | `tollgate_client_lost_holds_total` | | holds that were lost before the application released them |
 //! | `tollgate_client_lease_wants`, `tollgate_client_lease_capacity` | `resource` | what the client asked for at the last refresh, and what it may use |
 //! | `tollgate_client_failed_refreshes_total` | | refreshes of the leases that have failed |
 //! | `tollgate_client_nodes`, `tollgate_client_nodes_called` | | the nodes that are known, and those that are called; the circuits of the others are open, or they do not answer yet |
@@ -62,6 +66,8 @@ mod metrics;
 mod nodes;
 mod refusals;
 mod request;
+mod smart;
+mod tasks;
 mod tenants;
 mod waiting;
 
@@ -73,6 +79,7 @@ pub use fallback::{Fallback, LocalRate};
 pub use holds::Hold;
 pub use leases::{Capacity, Closed, Gauge, LeaseBuilder, LeaseError, Mode, Place, RateLimiter};
 pub use request::Request;
+pub use smart::{SmartBucket, SmartBuilder};
 pub use tenants::{Hits, TenantRequest};
 
 /// Compiles the examples of the README.

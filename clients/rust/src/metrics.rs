@@ -97,13 +97,14 @@ pub(crate) fn nodes(more: i64, more_called: i64) {
     metrics::gauge!("tollgate_client_nodes_called").set(add(1, more_called) as f64);
 }
 
-/// Copies that are held by all clients of this process.
-static HELD_COPIES: AtomicI64 = AtomicI64::new(0);
+/// So many more copies are held.
+pub(crate) fn more_copies(copies: u64) {
+    metrics::gauge!("tollgate_client_held_copies").increment(copies as f64);
+}
 
-/// So many more or fewer copies are held.
-pub(crate) fn held_copies(more: i64) {
-    let held = HELD_COPIES.fetch_add(more, Ordering::Relaxed) + more;
-    metrics::gauge!("tollgate_client_held_copies").set(held as f64);
+/// So many fewer copies are held.
+pub(crate) fn fewer_copies(copies: u64) {
+    metrics::gauge!("tollgate_client_held_copies").decrement(copies as f64);
 }
 
 /// Copies that the application holds are lost.

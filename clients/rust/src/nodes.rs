@@ -191,8 +191,12 @@ impl Nodes {
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let mut tried: Vec<Arc<Node>> = Vec::new();
+        // Of a request that may have arrived.
+        let mut arrived = None;
         loop {
-            let attempt = self.pool.attempt(&tried, deadline).await.map_err(Error::NoDecision)?;
+            let attempt = self.pool.attempt(&tried, deadline).await;
+            let attempt =
+                attempt.map_err(|why| Error::NoDecision(arrived.take().unwrap_or(why)))?;
             let node = Arc::clone(attempt.node());
             let failure = match attempt.call(&call, deadline).await {
                 Ok(response) => return Ok(response),
@@ -205,8 +209,11 @@ impl Nodes {
             };
             metrics::call_failed(&failure);
             tried.push(node);
+            if matches!(failure, NoAnswer::Failed(_)) {
+                arrived = Some(failure.clone());
+            }
             if tried.len() >= self.pool.nodes.load().len().max(2) {
-                return Err(Error::NoDecision(failure));
+                return Err(Error::NoDecision(arrived.unwrap_or(failure)));
             }
         }
     }

@@ -125,7 +125,7 @@ mod tests {
 
     fn refusal(reason: Reason, retry_ms: u64) -> Refusal {
         let retry_after = Some(Duration::from_millis(retry_ms));
-        Refusal { reason, retry_after, decided_by: DecidedBy::Node, debt: Duration::ZERO }
+        Refusal::new(reason, retry_after, DecidedBy::Node)
     }
 
     #[test]

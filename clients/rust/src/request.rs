@@ -14,6 +14,7 @@ use tollgate_proto::quotaservice::allow_request::Criticality;
 /// let request = Request::new("db", "reads").tokens(5).max_wait(Duration::from_secs(1));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct Request<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) bucket: &'a str,

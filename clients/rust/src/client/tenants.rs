@@ -1,21 +1,17 @@
 //! How requests for hits and copies are decided.
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::Client;
 use crate::backend::Backend;
-use crate::decision::{AcquireError, DecidedBy, Decision, Error, Reason, Refusal};
+use crate::decision::{AcquireError, DecidedBy, Decision, Error, NoAnswer, Reason, Refusal};
 use crate::holds::{Attempt, Hold};
 use crate::metrics;
 use crate::request::Request;
 use crate::tenants::{self, Copies, Hits, TenantRequest};
 use crate::waiting::Waiting;
-
-/// How long copies can stay held without a renewal.
-const TTLS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
 
 impl Client {
     /// Asks for hits on a resource, which are to be used now.
@@ -41,6 +37,7 @@ impl Client {
     /// # }
     /// ```
     pub async fn hits(&self, request: TenantRequest<'_>) -> Result<Hits, AcquireError> {
+        request.check()?;
         let start = Instant::now();
         let waiting = self.waiting(&request, start);
         let answer = loop {
@@ -76,6 +73,7 @@ impl Client {
     /// # }
     /// ```
     pub async fn hold(&self, request: TenantRequest<'_>) -> Result<Hold, AcquireError> {
+        request.check()?;
         let start = Instant::now();
         let waiting = self.waiting(&request, start);
         let mut attempt = self.0.holds.attempt(&request)?;
@@ -83,11 +81,14 @@ impl Client {
             let answer = self.decide_copies(&mut attempt, &request, waiting.deadline()).await;
             let pause = |retry_after| waiting.pause_of_guess(retry_after);
             let Some(pause) = retry_after(&answer).and_then(pause) else { break answer };
-            sleep(pause).await;
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = attempt.closed() => break Err(Error::NoDecision(NoAnswer::Closed)),
+            }
         };
         metrics::tenant_answered("hold", |copies| copies.decided_by, &answer);
         let copies = self.end_request(&request, start, answer)?;
-        Ok(attempt.succeed(copies))
+        Ok(attempt.succeed(copies)?)
     }
 
     fn waiting(&self, request: &TenantRequest, start: Instant) -> Waiting {
@@ -144,12 +145,6 @@ impl Client {
         request: &TenantRequest<'_>,
         deadline: Duration,
     ) -> Result<Result<Copies, Refusal>, Error> {
-        if !TTLS.contains(&request.ttl) {
-            return Err(Error::Invalid(format!(
-                "ttl is {:?}: allowed are 1s to 1day",
-                request.ttl
-            )));
-        }
         let (start, backend) = (Instant::now(), &self.0.backend);
         let answer = attempt.reserve(backend, request, start + deadline).await;
         metrics::asked(start.elapsed());

@@ -1,6 +1,8 @@
 //! A fake's answers about hits and copies.
 
 use std::collections::HashMap;
+use std::sync::MutexGuard;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tollgate_proto::tollgate::v1::{
@@ -8,7 +10,7 @@ use tollgate_proto::tollgate::v1::{
     ReserveResponse, ThrottleRequest, ThrottleResponse, reserve_response, throttle_response,
 };
 
-use super::{Fake, FakeAnswer, millis_up};
+use super::{Fake, FakeAnswer, State, millis_up};
 use crate::decision::{Error, NoAnswer};
 use crate::tenants::count;
 
@@ -20,13 +22,25 @@ pub(super) struct Tenants {
     /// The most copies that are held of a resource.
     limits: HashMap<String, i64>,
     /// By resource and session.
-    sessions: HashMap<(String, String), Hold>,
+    sessions: HashMap<(String, String), Session>,
+}
+
+#[derive(Debug)]
+struct Session {
+    hold: Hold,
+    /// When it ends without a renewal.
+    ends: Instant,
+}
+
+/// When a session ends that was renewed now.
+fn end(ttl_millis: i64) -> Instant {
+    Instant::now() + Duration::from_millis(ttl_millis.try_into().unwrap_or(0))
 }
 
 impl Tenants {
     fn held(&self, resource: &str) -> i64 {
         let of_resource = self.sessions.iter().filter(|((of, _), _)| of == resource);
-        of_resource.map(|(_, hold)| hold.copies).sum()
+        of_resource.map(|(_, session)| session.hold.copies).sum()
     }
 }
 
@@ -46,12 +60,20 @@ impl Fake {
 
     /// The copies of a resource that are held.
     pub fn held(&self, resource: &str) -> u64 {
-        self.state().tenants.held(resource).try_into().unwrap_or(0)
+        self.live().tenants.held(resource).try_into().unwrap_or(0)
     }
 
     /// Ends all holds of a resource. The client notices that when it renews them next.
     pub fn lose(&self, resource: &str) {
         self.state().tenants.sessions.retain(|(of, _), _| of != resource);
+    }
+
+    /// The state, without sessions that are over.
+    fn live(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        let now = Instant::now();
+        state.tenants.sessions.retain(|_, session| now < session.ends);
+        state
     }
 
     /// How many are granted, from `fewest` to `most`; or when to ask again, in milliseconds.
@@ -98,10 +120,13 @@ impl Fake {
     pub(crate) fn reserve(&self, request: &ReserveRequest) -> Result<ReserveResponse, Error> {
         let names = (&*request.resource, &*request.domain);
         let answer = self.grant(names, (request.copies, request.min_copies))?;
-        let tenants = &mut self.state().tenants;
+        let tenants = &mut self.live().tenants;
+        let ends = end(request.session_ttl_millis);
         let name = (request.resource.clone(), request.session.clone());
-        if let Some(hold) = tenants.sessions.get(&name) {
-            return Ok(ReserveResponse { granted: hold.copies, ..ReserveResponse::default() });
+        if let Some(session) = tenants.sessions.get_mut(&name) {
+            session.ends = ends;
+            let granted = session.hold.copies;
+            return Ok(ReserveResponse { granted, ..ReserveResponse::default() });
         }
         let refused = |retry_after_millis| ReserveResponse {
             status: reserve_response::Status::Rejected.into(),
@@ -120,29 +145,31 @@ impl Fake {
             return Ok(refused(if is_never { 0 } else { 1000 }));
         }
         let (hold, domain) = (request.hold.clone(), request.domain.clone());
-        tenants.sessions.insert(name, Hold { hold, domain, copies });
+        let hold = Hold { hold, domain, copies };
+        tenants.sessions.insert(name, Session { hold, ends });
         Ok(ReserveResponse { granted: copies, ..ReserveResponse::default() })
     }
 
-    pub(crate) fn keep_alive(
-        &self,
-        request: &KeepAliveRequest,
-    ) -> Result<KeepAliveResponse, Error> {
-        let state = self.state();
+    pub(crate) fn keep_alive(&self, request: &KeepAliveRequest) -> KeepAliveResponse {
+        let State { default, tenants, .. } = &mut *self.live();
         let sessions = request.sessions.iter().map(|asked| {
             let (resource, session) = (asked.resource.clone(), asked.session.clone());
-            let hold = state.tenants.sessions.get(&(resource.clone(), session.clone()));
-            let domain = hold.map(|hold| hold.domain.clone()).unwrap_or_default();
-            let answer = state.tenants.answers.get(&(resource.clone(), domain));
-            if let FakeAnswer::NoNode = answer.unwrap_or(&state.default) {
-                return Err(Error::NoDecision(NoAnswer::Unreachable));
+            let kept = tenants.sessions.get_mut(&(resource.clone(), session.clone()));
+            let domain = kept.as_ref().map(|kept| kept.hold.domain.clone()).unwrap_or_default();
+            let answer = tenants.answers.get(&(resource.clone(), domain));
+            if let FakeAnswer::NoNode = answer.unwrap_or(default) {
+                // No answer about this one.
+                return RenewedSession::default();
             }
-            let holds: Vec<Hold> = hold.cloned().into_iter().collect();
+            let holds = kept.map(|kept| {
+                kept.ends = end(asked.ttl_millis);
+                kept.hold.clone()
+            });
+            let holds = Vec::from_iter(holds);
             let alive = !holds.is_empty();
-            Ok(RenewedSession { resource, session, alive, holds, ..RenewedSession::default() })
+            RenewedSession { resource, session, alive, holds, ..RenewedSession::default() }
         });
-        let sessions = sessions.collect::<Result<_, _>>()?;
-        Ok(KeepAliveResponse { sessions, degraded: false })
+        KeepAliveResponse { sessions: sessions.collect(), degraded: false }
     }
 
     pub(crate) fn end_session(&self, request: &EndSessionRequest) -> bool {

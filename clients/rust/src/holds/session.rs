@@ -8,13 +8,12 @@ use tollgate_proto::tollgate::v1::{EndSessionRequest, ReserveRequest, SessionToR
 
 use crate::decision::DecidedBy;
 use crate::metrics;
-use crate::tenants::{Copies, TenantRequest, count};
+use crate::tenants::{Copies, count};
 
 /// The next session of this process.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A session on a resource with one hold.
-#[derive(Debug)]
 pub(super) struct Session {
     /// No other session of this process has it.
     pub(super) id: u64,
@@ -22,6 +21,7 @@ pub(super) struct Session {
     pub(super) domain: String,
     /// A secret: who knows it can end the session.
     pub(super) name: String,
+    /// The name of the hold.
     pub(super) hold: String,
     pub(super) ttl: Duration,
     status: watch::Sender<Status>,
@@ -37,18 +37,23 @@ pub(super) struct Status {
 }
 
 impl Session {
-    pub(super) fn new(request: &TenantRequest<'_>, hold: String) -> Self {
+    pub(super) fn new(resource: &str, domain: &str, hold: &str, ttl: Duration) -> Self {
         let decided_by = DecidedBy::Node;
         let status = Status { copies: 0, decided_by, shadow: false, is_held: false };
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            resource: request.resource.to_owned(),
-            domain: request.domain.to_owned(),
+            resource: resource.to_owned(),
+            domain: domain.to_owned(),
             name: format!("{:032x}", rand::random::<u128>()),
-            hold,
-            ttl: request.ttl,
+            hold: hold.to_owned(),
+            ttl,
             status: watch::Sender::new(status),
         }
+    }
+
+    /// Another session for the same.
+    pub(super) fn again(&self) -> Self {
+        Self::new(&self.resource, &self.domain, &self.hold, self.ttl)
     }
 
     pub(super) fn status(&self) -> Status {
@@ -56,34 +61,37 @@ impl Session {
     }
 
     /// Waits until the copies are not held any more.
-    pub(super) async fn ended(&self) {
-        // The sender is in `self`.
-        let _ = self.status.subscribe().wait_for(|status| !status.is_held).await;
+    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let mut status = self.status.subscribe();
+        async move {
+            // Without a sender, nothing is held.
+            let _ = status.wait_for(|status| !status.is_held).await;
+        }
     }
 
     /// The copies are held from now on.
     pub(super) fn begin(&self, copies: Copies) {
         let Copies { granted: copies, shadow, decided_by } = copies;
-        metrics::held_copies(i64::try_from(copies).unwrap_or(i64::MAX));
         self.status.send_replace(Status { copies, decided_by, shadow, is_held: true });
+        metrics::more_copies(copies);
     }
 
     /// The copies are held as another decision says.
-    pub(super) fn goes_on(&self, decided_by: DecidedBy, shadow: bool) {
-        self.status.send_modify(|status| {
-            (status.decided_by, status.shadow) = (decided_by, shadow);
-        });
+    pub(super) fn goes_on(&self, decided_by: DecidedBy) {
+        self.status.send_modify(|status| status.decided_by = decided_by);
     }
 
     /// The copies are not held any more. Returns whether they were.
     pub(super) fn end(&self) -> bool {
-        self.status.send_if_modified(|status| {
-            let was_held = std::mem::replace(&mut status.is_held, false);
-            if was_held {
-                metrics::held_copies(-i64::try_from(status.copies).unwrap_or(i64::MAX));
-            }
-            was_held
-        })
+        let mut copies = 0;
+        let was_held = self.status.send_if_modified(|status| {
+            copies = status.copies;
+            std::mem::replace(&mut status.is_held, false)
+        });
+        if was_held {
+            metrics::fewer_copies(copies);
+        }
+        was_held
     }
 
     /// Asks for copies.

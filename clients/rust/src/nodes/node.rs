@@ -242,8 +242,6 @@ pub(super) fn failure(status: Status) -> (Report, Failure) {
             let message = status.message().to_owned();
             (Report::Answered, Failure::Final(NoAnswer::NotConfigured(message)))
         }
-        // An older node than others, perhaps.
-        Code::Unimplemented => (Report::Answered, Failure::Retry(NoAnswer::Failed(text()))),
         // About the caller, not about the node.
         Code::PermissionDenied => {
             let message = status.message().to_owned();

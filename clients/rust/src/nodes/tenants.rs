@@ -9,7 +9,7 @@ use tollgate_proto::tollgate::v1::{
     EndSessionRequest, KeepAliveRequest, KeepAliveResponse, ReserveRequest, ReserveResponse,
     ThrottleRequest, ThrottleResponse,
 };
-use tonic::{Code, Response};
+use tonic::{Code, Response, Status};
 
 use super::Nodes;
 use crate::decision::Error;
@@ -22,7 +22,7 @@ impl Nodes {
     ) -> Result<ThrottleResponse, Error> {
         let call = |channel| {
             let request = request.clone();
-            async { ThrottleClient::new(channel).request(request).await }
+            async { known(ThrottleClient::new(channel).request(request).await) }
         };
         self.call(call, deadline).await
     }
@@ -34,7 +34,7 @@ impl Nodes {
     ) -> Result<ReserveResponse, Error> {
         let call = |channel| {
             let request = request.clone();
-            async { HoldsClient::new(channel).reserve(request).await }
+            async { known(HoldsClient::new(channel).reserve(request).await) }
         };
         self.call(call, deadline).await
     }
@@ -46,7 +46,7 @@ impl Nodes {
     ) -> Result<KeepAliveResponse, Error> {
         let call = |channel| {
             let request = request.clone();
-            async { HoldsClient::new(channel).keep_alive(request).await }
+            async { known(HoldsClient::new(channel).keep_alive(request).await) }
         };
         self.call(call, deadline).await
     }
@@ -60,7 +60,7 @@ impl Nodes {
         let call = |channel| {
             let request = request.clone();
             async {
-                match HoldsClient::new(channel).end_session(request).await {
+                match known(HoldsClient::new(channel).end_session(request).await) {
                     Ok(_) => Ok(Response::new(true)),
                     // The node is well, but its store does not answer.
                     Err(status)
@@ -74,4 +74,12 @@ impl Nodes {
         };
         self.call(call, deadline).await
     }
+}
+
+/// A node of an older version, without these calls, is well: for it, nothing is configured.
+fn known<T>(answer: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
+    answer.map_err(|status| match status.code() {
+        Code::Unimplemented => Status::not_found("the node does not know hits and holds"),
+        _ => status,
+    })
 }

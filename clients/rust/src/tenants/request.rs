@@ -1,11 +1,17 @@
 //! What is asked for on behalf of a domain.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tollgate_proto::tollgate::v1::ThrottleRequest;
 
+use crate::decision::Error;
+
 /// How long copies stay held after the client is killed or cut off, if it does not say otherwise.
 const TTL: Duration = Duration::from_secs(10);
+
+/// How long copies can stay held without a renewal.
+const TTLS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
 
 /// A request for hits or copies of a resource on behalf of a domain: a user, or a tenant.
 ///
@@ -16,6 +22,7 @@ const TTL: Duration = Duration::from_secs(10);
 /// let request = TenantRequest::new("sandbox", "acme").copies(10).max_wait(Duration::from_secs(5));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct TenantRequest<'a> {
     pub(crate) resource: &'a str,
     pub(crate) domain: &'a str,
@@ -78,9 +85,27 @@ impl<'a> TenantRequest<'a> {
         self.domain
     }
 
+    /// The most hits or copies that are asked for.
+    pub fn most(&self) -> u64 {
+        self.copies
+    }
+
     /// The fewest hits or copies that are accepted, which a fallback grants.
-    pub(crate) fn fewest(&self) -> u64 {
+    pub fn fewest(&self) -> u64 {
         self.min_copies.unwrap_or(self.copies)
+    }
+
+    /// A mistake that no node needs to find.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.fewest() > self.copies {
+            let text =
+                format!("min_copies is {}, more than copies: {}", self.fewest(), self.copies);
+            return Err(Error::Invalid(text));
+        }
+        if !TTLS.contains(&self.ttl) {
+            return Err(Error::Invalid(format!("ttl is {:?}: allowed are 1s to 1day", self.ttl)));
+        }
+        Ok(())
     }
 
     pub(crate) fn hits_message(&self) -> ThrottleRequest {

@@ -8,6 +8,7 @@ mod faults;
 mod leases;
 mod nodes;
 mod security;
+mod smart;
 mod tenants;
 
 use std::net::SocketAddr;

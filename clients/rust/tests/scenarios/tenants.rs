@@ -269,7 +269,9 @@ async fn a_hold_that_was_ended_is_lost() {
     end_sessions(node.http, "sandbox");
     timeout(TEST_TIMEOUT, held.lost()).await.unwrap();
     assert!(!held.is_held());
-    assert!(metrics().contains("tollgate_client_lost_holds_total"));
+    eventually("the loss is counted", TEST_TIMEOUT, || {
+        metrics().contains("tollgate_client_lost_holds_total")
+    });
     drop(held);
     drop(client.hold(request).await.unwrap());
 }

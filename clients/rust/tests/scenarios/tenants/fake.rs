@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
 use tokio::time::{Instant, sleep, timeout};
 use tollgate_client::{
     AcquireError, Client, DecidedBy, Error, Fake, FakeAnswer, Fallback, Hold, LocalRate, NoAnswer,
@@ -214,4 +216,60 @@ fn a_hold_whose_runtime_has_ended_is_lost() {
     drop(runtime);
     assert!(!held.is_held());
     drop(client);
+}
+
+/// After any history, the nodes know exactly the copies that the application holds.
+#[tokio::test(start_paused = true)]
+async fn nothing_leaks_over_random_histories() {
+    for seed in 0..100 {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let fake = Fake::new(FakeAnswer::Grant);
+        let builder = fake.client();
+        let client = match seed % 2 {
+            0 => builder.build().unwrap(),
+            _ => builder.fallback(Fallback::Allow).build().unwrap(),
+        };
+        let may_lose = seed % 4 < 2;
+        fake.copies("sandbox", 10);
+        let domains = ["acme", "other"];
+        let mut all: Vec<Hold> = Vec::new();
+        for _ in 0..200 {
+            let domain = domains[random.random_range(0..2)];
+            match random.random_range(0..10) {
+                0..4 => {
+                    let request = TenantRequest::new("sandbox", domain);
+                    let request = request.copies(random.random_range(1..5)).min_copies(1);
+                    let request = request.ttl(random.random_range(1..30) * S);
+                    all.extend(client.hold(request).await);
+                }
+                4 if !all.is_empty() => {
+                    let held = all.swap_remove(random.random_range(0..all.len()));
+                    held.release().await;
+                }
+                5 if !all.is_empty() => {
+                    drop(all.swap_remove(random.random_range(0..all.len())));
+                }
+                6 => fake.answer_tenant("sandbox", domain, FakeAnswer::NoNode),
+                7 => fake.answer_tenant("sandbox", domain, FakeAnswer::Grant),
+                8 if may_lose && random.random_range(0..4) == 0 => fake.lose("sandbox"),
+                _ => sleep(random.random_range(0..8000) * S / 1000).await,
+            }
+            let is_recorded = |held: &&Hold| held.is_held() && held.decided_by() == DecidedBy::Node;
+            let recorded: u64 = all.iter().filter(is_recorded).map(Hold::copies).sum();
+            // Nobody uses copies whose session is over.
+            assert!(may_lose || recorded <= fake.held("sandbox"), "seed {seed}");
+        }
+        for domain in domains {
+            fake.answer_tenant("sandbox", domain, FakeAnswer::Grant);
+        }
+        sleep(60 * S).await;
+        all.retain(Hold::is_held);
+        sleep(60 * S).await;
+        let held: u64 = all.iter().map(Hold::copies).sum();
+        assert_eq!(fake.held("sandbox"), held, "seed {seed}");
+        assert!(all.iter().all(|held| held.decided_by() == DecidedBy::Node), "seed {seed}");
+        all.clear();
+        sleep(60 * S).await;
+        assert_eq!(fake.held("sandbox"), 0, "seed {seed}");
+    }
 }

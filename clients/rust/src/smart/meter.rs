@@ -1,0 +1,58 @@
+//! How many tokens are demanded.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The time over which demand is measured.
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// Counts the tokens that were demanded in the last second.
+#[derive(Default)]
+pub(super) struct Meter {
+    /// When how many had been demanded since the start. The first is the last one of the time
+    /// before the window.
+    counts: VecDeque<(Instant, u64)>,
+}
+
+impl Meter {
+    /// So many were demanded since the start.
+    pub(super) fn count(&mut self, demanded: u64, now: Instant) {
+        self.counts.push_back((now, demanded));
+        while self.counts.get(1).is_some_and(|(at, _)| *at + WINDOW <= now) {
+            self.counts.pop_front();
+        }
+    }
+
+    /// The tokens that were demanded in the last second.
+    pub(super) fn demanded(&self) -> u64 {
+        match (self.counts.front(), self.counts.back()) {
+            (Some((_, first)), Some((_, last))) => last - first,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_the_demand_of_the_last_second() {
+        let (mut meter, start) = (Meter::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(meter.demanded(), 0);
+        for tenth in 0..=20 {
+            meter.count(tenth * 5, at(tenth * 100));
+        }
+        assert_eq!(meter.demanded(), 50);
+        meter.count(100, at(2500));
+        assert_eq!(meter.demanded(), 25);
+        meter.count(100, at(3200));
+        assert_eq!(meter.demanded(), 0);
+        meter.count(107, at(9000));
+        assert_eq!(meter.demanded(), 7);
+        assert!(meter.counts.len() <= 2);
+    }
+}

@@ -1,0 +1,18 @@
+//! Where the library's tasks run.
+
+use tokio::runtime::Handle;
+
+/// The runtime of the client, if it was made in one: a fake needs none before its first task.
+#[derive(Clone, Debug)]
+pub(crate) struct Tasks(Option<Handle>);
+
+impl Tasks {
+    /// Those of the present runtime.
+    pub(crate) fn here() -> Self {
+        Self(Handle::try_current().ok())
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.clone().unwrap_or_else(Handle::current).spawn(task);
+    }
+}
