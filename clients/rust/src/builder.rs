@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::backend::Backend;
+use crate::charges::Charges;
 use crate::client::{Callbacks, Client, Inner};
 use crate::connection::{Address, ClientFiles, Credentials, Target};
 use crate::decision::{Grant, Refusal};
@@ -255,6 +256,7 @@ impl Builder {
                 tasks.clone(),
             ),
             leases: Leases::new(Arc::clone(&backend), client_id, tasks.clone()),
+            charges: Charges::new(Arc::clone(&backend), tasks.clone()),
             tasks,
             backend,
             deadline: self.deadline,

@@ -11,6 +11,7 @@ use tollgate_common::LogThrottle;
 use tollgate_proto::quotaservice::AllowResponse;
 
 use crate::backend::Backend;
+use crate::charges::Charges;
 use crate::decision::{self, AcquireError, Decision, Error, Grant, NoAnswer, Reason, Refusal};
 use crate::fallback::{Fallback, Fallbacks};
 use crate::holds::Holds;
@@ -49,6 +50,7 @@ pub(crate) struct Inner {
     pub(crate) tasks: Tasks,
     pub(crate) leases: Leases,
     pub(crate) holds: Holds,
+    pub(crate) charges: Charges,
     pub(crate) deadline: Duration,
     pub(crate) fallbacks: Fallbacks,
     pub(crate) callbacks: Callbacks,
@@ -154,11 +156,35 @@ impl Client {
         LeaseBuilder::new(&self.0.leases, resource)
     }
 
-    /// Releases all leases and held copies, so that others get them at once. Takes up to five
-    /// seconds if no node answers. Without it, they are released when their handles are dropped, or
-    /// end when they expire if the process ends before.
+    /// Charges a bucket with what a request has cost beyond its tokens, once that is known. What is
+    /// charged is put together, and taken from the bucket in the background; nobody waits for it,
+    /// and while the bucket refuses it, it is tried again. It is never given back.
+    ///
+    /// ```no_run
+    /// # async fn example(client: tollgate_client::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate_client::Request;
+    /// # async fn read() -> u64 { 0 }
+    ///
+    /// client.acquire(Request::new("db", "rows")).await?;
+    /// let rows = read().await;
+    /// // One was paid for.
+    /// client.charge("db", "rows", rows.saturating_sub(1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn charge(&self, namespace: &str, bucket: &str, tokens: u64) {
+        if tokens > 0 {
+            self.0.charges.add(namespace, bucket, tokens);
+        }
+    }
+
+    /// Releases all leases and held copies, so that others get them at once, and tries once more to
+    /// [`charge`](Self::charge) what is not charged yet. Takes up to five seconds if no node answers.
+    /// Without it, leases and copies are released when their handles are dropped, or end when they
+    /// expire if the process ends before.
     pub async fn close(&self) {
-        tokio::join!(self.0.leases.close(), self.0.holds.close());
+        let Inner { leases, holds, charges, .. } = &*self.0;
+        tokio::join!(leases.close(), holds.close(), charges.close());
     }
 
     async fn decide(&self, request: &Request<'_>) -> Result<Decision, Error> {

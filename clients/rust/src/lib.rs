@@ -21,8 +21,9 @@
 //! ```
 //!
 //! A client that makes many calls leases a share of a resource's capacity instead, and limits itself
-//! to it, without a call for each use: see [`Client::lease`]. What each tenant may use is limited by
-//! hits ([`Client::hits`]), or by copies that are held ([`Client::hold`]).
+//! to it, without a call for each use: see [`Client::lease`]. Or it takes the tokens of a bucket ahead
+//! of need: see [`SmartBucket`]. What each tenant may use is limited by hits ([`Client::hits`]), or by
+//! copies that are held ([`Client::hold`]).
 //!
 //! # When nodes fail
 //!
@@ -46,6 +47,7 @@
 //! | `tollgate_client_request_seconds` | | how long it took until a node had decided, or none would; a histogram |
 //! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`], [`Client::hits`] and [`Client::hold`] took, a histogram |
 //! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `forbidden`, `not_configured`, `error` |
+//! | `tollgate_client_charged_tokens_total` | | tokens that were taken for what [`Client::charge`] said |
 //! | `tollgate_client_held_copies` | | the copies that this process holds |
 //! | `tollgate_client_lost_holds_total` | | holds that were lost before the application released them |
 //! | `tollgate_client_lease_wants`, `tollgate_client_lease_capacity` | `resource` | what the client asked for at the last refresh, and what it may use |
@@ -54,6 +56,7 @@
 
 mod backend;
 mod builder;
+mod charges;
 mod client;
 #[doc(hidden)]
 pub mod connection;

@@ -97,6 +97,11 @@ pub(crate) fn nodes(more: i64, more_called: i64) {
     metrics::gauge!("tollgate_client_nodes_called").set(add(1, more_called) as f64);
 }
 
+/// Tokens were taken for what was charged.
+pub(crate) fn charged(tokens: u64) {
+    metrics::counter!("tollgate_client_charged_tokens_total").increment(tokens);
+}
+
 /// So many more copies are held.
 pub(crate) fn more_copies(copies: u64) {
     metrics::gauge!("tollgate_client_held_copies").increment(copies as f64);

@@ -1,13 +1,14 @@
 //! What a call costs beyond that of the generated stub.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use testkit::cluster::reserve_machine;
 use testkit::grpc::request;
 use testkit::{LimitsFile, Node, grpc};
-use tollgate_client::Request;
+use tollgate_client::{Fake, FakeAnswer, Request};
 
-use crate::builder;
+use crate::{PATIENT, builder};
 
 /// Calls of each kind, in turns of a tenth.
 const CALLS: u32 = 50_000;
@@ -50,4 +51,33 @@ async fn a_call_costs_little_more_than_the_stub() {
     // Of an optimised build, 3 µs are the goal.
     let most = if cfg!(debug_assertions) { 15.0 } else { 3.0 };
     assert!(of_client - of_stub <= most, "stub {of_stub:.2} µs, library {of_client:.2} µs");
+}
+
+/// A use of tokens that were taken ahead of need.
+#[tokio::test]
+#[ignore = "measures CPU time: scripts/full.sh --only slow"]
+async fn a_smart_bucket_costs_next_to_nothing() {
+    let _machine = reserve_machine();
+    let client = Fake::new(FakeAnswer::Grant).client().build().unwrap();
+    let bucket = client.smart_bucket("a", "b").build();
+    let mut times = Vec::new();
+    for _ in 0..30 {
+        // As many again as were used in the last second.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let start = Instant::now();
+        let mut used = 0_u32;
+        while bucket.try_acquire(1) && used < 1_000_000 {
+            used += 1;
+        }
+        if used >= 100_000 {
+            times.push(start.elapsed().as_nanos() as f64 / f64::from(used));
+        }
+        bucket.acquire(2 * used.max(1), PATIENT).await.unwrap();
+    }
+    times.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    println!("a use costs {median:.0} ns, in {} turns", times.len());
+    // Of an optimised build, 200 ns are the goal.
+    let most = if cfg!(debug_assertions) { 1000.0 } else { 200.0 };
+    assert!(median <= most, "{median} ns");
 }
