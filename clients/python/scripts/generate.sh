@@ -12,9 +12,9 @@ out=${1:-tollgate_client/_proto}
 plugin=$(command -v grpc_python_plugin)
 mkdir -p "$out"
 
-protoc -I../../proto -Iproto \
+protoc -I../../proto -I../../proto/tollgate/v1 -Iproto \
   --python_out="$out" --pyi_out="$out" --grpc_out="$out" --plugin=protoc-gen-grpc="$plugin" \
-  quotaservice.proto doorman.proto health.proto
+  quotaservice.proto doorman.proto throttle.proto holds.proto health.proto
 protoc -Iproto --python_out="$out" --pyi_out="$out" status.proto
 
 # The modules import each other within their package. The messages are in a pool of their own, so

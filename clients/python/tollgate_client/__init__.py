@@ -22,7 +22,8 @@ from ._version import VERSION as __version__
 from ._leases.blocking import Capacity, Gauge, RateLimiter
 from ._leases.handle import Place
 from ._leases.resource import Mode
-from .answers import DecidedBy, Decision, Granted, Reason, Refused
+from ._tenants.blocking import Hold
+from .answers import DecidedBy, Decision, Granted, Hits, Reason, Refused
 from .client import Client
 from .errors import (
     AlreadyLeasedError,
@@ -37,7 +38,7 @@ from .errors import (
 )
 from .fake import Fake, FakeAnswer, FakeTime
 from .fallback import Fallback
-from .request import Request
+from .request import Request, TenantRequest
 
 __all__ = [
     "AlreadyLeasedError",
@@ -52,6 +53,8 @@ __all__ = [
     "Fallback",
     "Gauge",
     "Granted",
+    "Hits",
+    "Hold",
     "InvalidRequestError",
     "LeaseTimeoutError",
     "Mode",
@@ -64,6 +67,7 @@ __all__ = [
     "RefusedError",
     "Request",
     "SettingsError",
+    "TenantRequest",
     "TollgateError",
     "__version__",
     "aio",

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import TracebackType
 from typing import Any, Optional, Type, Union
 
 from . import _fork
 from ._decide.effects import run_async
 from ._decide.settings import Configured, Servers
+from ._keep.asynchronous import close_all
+from ._keep.keeping import when_collected
 from ._leases.asynchronous import Acquiring, AsyncLeases, Capacity, Gauge, RateLimiter
 from ._leases.handle import Place
-from ._leases.leasing import when_collected
 from ._leases.resource import Mode
 from ._nodes.asynchronous import AsyncNodes
-from .answers import Decision, Granted
+from ._tenants.asynchronous import AsyncHolds, Hold, Holding
+from ._tenants.holding import OnLost
+from .answers import Decision, Granted, Hits
 from .errors import ClosedError
 from .fake import AsyncFake
-from .request import request
+from .request import TenantRequest, request, tenant_request
 
 
-__all__ = ["Acquiring", "Capacity", "Client", "Gauge", "Place", "RateLimiter"]
+__all__ = ["Acquiring", "Capacity", "Client", "Gauge", "Hold", "Holding", "Place", "RateLimiter"]
 
 
 class Client(Configured):
-    """Asks tollgate for tokens, and leases capacity, as :class:`tollgate_client.Client` does, with
+    """Asks tollgate for tokens, hits and holds, and leases capacity, as :class:`tollgate_client.Client` does, with
     the same settings.
 
     It may be made outside of an event loop, and connects with the first request. In another event
@@ -36,6 +40,7 @@ class Client(Configured):
 
     _engine: Optional[_Engine] = None
     _leases: Optional[AsyncLeases] = None
+    _holds: Optional[AsyncHolds] = None
     _is_closed = False
 
     async def allow(
@@ -77,6 +82,56 @@ class Client(Configured):
         engine = self._running()
         return await run_async(engine.decider.acquire(asked), engine.perform)
 
+    async def hits(
+        self,
+        resource: str,
+        domain: str,
+        copies: int = 1,
+        *,
+        min_copies: Optional[int] = None,
+        max_wait: float = 0.0,
+        deadline: Optional[float] = None,
+    ) -> Hits:
+        """Asks for hits of a domain, a user or a tenant, on a resource. The arguments and errors are
+        those of :meth:`tollgate_client.Client.hits`.
+
+        If the task is cancelled, hits that were granted count.
+        """
+        asked = tenant_request(resource, domain, copies, min_copies, max_wait, deadline)
+        engine = self._running()
+        return await run_async(engine.tenants.hits(asked), engine.perform)
+
+    def hold(
+        self,
+        resource: str,
+        domain: str,
+        copies: int = 1,
+        *,
+        min_copies: Optional[int] = None,
+        max_wait: float = 0.0,
+        deadline: Optional[float] = None,
+        ttl: float = 10.0,
+        on_lost: Optional[OnLost] = None,
+    ) -> Holding:
+        """Holds copies of a resource for a domain, a user or a tenant: renews them in the background
+        until they are released. The arguments and errors are those of
+        :meth:`tollgate_client.Client.hold`.
+
+        >>> async with client.hold("sandbox", "acme", max_wait=60.0) as held:
+        ...     await run(until=held.lost)
+
+        With ``await`` instead, call ``release`` at the end. If the task is cancelled meanwhile, copies
+        that were granted are released.
+        """
+        asked = tenant_request(resource, domain, copies, min_copies, max_wait, deadline, ttl)
+        return Holding(partial(self._hold, asked, on_lost))
+
+    async def _hold(self, asked: TenantRequest, on_lost: Optional[OnLost]) -> Hold:
+        holds = self._holding()
+        hold = Hold(self, holds, asked, on_lost)
+        await run_async(holds.engine.tenants.hold(asked, hold._session), holds.perform)
+        return hold
+
     def rate_limiter(
         self, resource: str, *, wants: Optional[float] = None, mode: Mode = Mode.SAFE
     ) -> RateLimiter:
@@ -101,15 +156,14 @@ class Client(Configured):
         return Capacity(self, self._leasing(), resource, mode, wants)
 
     async def close(self) -> None:
-        """Releases all leases, so that others get their capacity at once, and closes the
+        """Releases all leases and holds, so that others get them at once, and closes the
         connections, once the requests that are under way have ended. Further requests, and those
         who wait for leased resources, get ``ClosedError``. Takes up to five seconds if there are
-        leases and no node answers."""
+        leases or holds and no node answers."""
         self._is_closed = True
         self._detach()
         engine, self._engine = self._engine, None
-        if self._leases is not None:
-            await self._leases.close()
+        await close_all([one for one in (self._leases, self._holds) if one is not None])
         if engine is not None:
             engine.stop()
 
@@ -134,8 +188,9 @@ class Client(Configured):
             # Its event loop has ended.
             self._detach()
             engine.stop()
-            if self._leases is not None:
-                self._leases.abandon()
+            for keeping in (self._leases, self._holds):
+                if keeping is not None:
+                    keeping.abandon()
         self._engine = engine = self._new_engine()
         return engine
 
@@ -147,6 +202,13 @@ class Client(Configured):
             self._leases_finalizer = when_collected(self, leases.client_has_ended)
         return self._leases
 
+    def _holding(self) -> AsyncHolds:
+        engine = self._running()
+        if self._holds is None or self._holds.engine is not engine:
+            self._holds = holds = AsyncHolds(engine, self._client_id())
+            self._holds_finalizer = when_collected(self, holds.client_has_ended)
+        return self._holds
+
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
             return AsyncFake(self._rules, self._backend)
@@ -156,7 +218,7 @@ class Client(Configured):
 
     def after_fork(self) -> None:
         self._detach()
-        self._leases = None
+        self._leases = self._holds = None
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None

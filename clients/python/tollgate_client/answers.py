@@ -75,5 +75,21 @@ class Refused:
     """``False``, to tell it from :class:`Granted`."""
 
 
+@dataclass(frozen=True)
+class Hits:
+    """Granted hits."""
+
+    granted: int
+    """How many."""
+    tier: int
+    """The number of the current tier; 1 is the first. 0 if there is none."""
+    burst: bool
+    """Whether this request has entered a tier."""
+    shadow: bool
+    """Whether they were granted only because the limits are not enforced yet."""
+    decided_by: DecidedBy
+    """Who has decided."""
+
+
 Decision = Union[Granted, Refused]
 """The answer to a request."""

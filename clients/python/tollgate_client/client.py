@@ -9,18 +9,21 @@ from typing import Any, Optional, Type, Union
 from . import _fork
 from ._decide.effects import run
 from ._decide.settings import Configured, Servers
+from ._keep.blocking import close_all
+from ._keep.keeping import when_collected
 from ._leases.blocking import BlockingLeases, Capacity, Gauge, RateLimiter
-from ._leases.leasing import when_collected
 from ._leases.resource import Mode
 from ._nodes.blocking import BlockingNodes
-from .answers import Decision, Granted
+from ._tenants.blocking import BlockingHolds, Hold
+from ._tenants.holding import OnLost
+from .answers import Decision, Granted, Hits
 from .errors import ClosedError
 from .fake import BlockingFake
-from .request import request
+from .request import request, tenant_request
 
 
 class Client(Configured):
-    """Asks tollgate for tokens, and leases capacity. Threads may share it; one client per process is
+    """Asks tollgate for tokens, hits and holds, and leases capacity. Threads may share it; one client per process is
     enough. It connects with the first request, and after a fork the child connects anew.
 
     >>> with Client("tollgate.internal:10990", fallback=Fallback.rate(10, burst=20)) as client:
@@ -29,6 +32,7 @@ class Client(Configured):
 
     _engine: Optional[_Engine] = None
     _leases: Optional[BlockingLeases] = None
+    _holds: Optional[BlockingHolds] = None
     _is_closed = False
 
     def allow(
@@ -84,6 +88,80 @@ class Client(Configured):
         engine = self._engine or self._start()
         return run(engine.decider.acquire(asked), engine.perform)
 
+    def hits(
+        self,
+        resource: str,
+        domain: str,
+        copies: int = 1,
+        *,
+        min_copies: Optional[int] = None,
+        max_wait: float = 0.0,
+        deadline: Optional[float] = None,
+    ) -> Hits:
+        """Asks for hits of a domain, a user or a tenant, on a resource.
+
+        resource: what is used.
+        domain: whom it is used for.
+        copies: the most hits to grant; 0 means 1.
+        min_copies: the least hits to grant; by default, it is all or nothing.
+        max_wait: the longest wait for the hits in seconds: a refusal is not the end, but asks again
+            when the node says, until that time is over.
+        deadline: the longest wait for an answer in seconds, instead of the client's.
+
+        The hits of a request whose answer is lost count. A fallback grants the fewest hits that were
+        asked for. A refusal is remembered until its retry time, for a second at most: who asks for
+        as many hits or more before is refused without a call.
+
+        Raises ``RefusedError``, ``InvalidRequestError``, and ``NoDecisionError`` if no node decides
+        and no fallback is set.
+        """
+        asked = tenant_request(resource, domain, copies, min_copies, max_wait, deadline)
+        engine = self._engine or self._start()
+        return run(engine.tenants.hits(asked), engine.perform)
+
+    def hold(
+        self,
+        resource: str,
+        domain: str,
+        copies: int = 1,
+        *,
+        min_copies: Optional[int] = None,
+        max_wait: float = 0.0,
+        deadline: Optional[float] = None,
+        ttl: float = 10.0,
+        on_lost: Optional[OnLost] = None,
+    ) -> Hold:
+        """Holds copies of a resource for a domain, a user or a tenant: renews them in the background
+        until they are released.
+
+        >>> with client.hold("sandbox", "acme", max_wait=60.0) as held:
+        ...     run(until=lambda: not held.is_held)
+
+        resource: what is used.
+        domain: whom it is used for.
+        copies: the most copies to hold; 0 means 1.
+        min_copies: the least copies to hold; by default, it is all or nothing.
+        max_wait: the longest wait for the copies in seconds: a refusal is not the end, but asks again
+            until that time is over.
+        deadline: the longest wait for an answer in seconds, instead of the client's.
+        ttl: after how many seconds others get the copies if this process is killed or cut off; from
+            1 to a day.
+        on_lost: called without arguments if the copies are lost, by the keeper of the holds, or when
+            the client is closed. It must not block.
+
+        The copies are lost if the session is ended by others, or no node has renewed it for two
+        thirds of ``ttl``, unless the fallback grants them then. Stop using them: others get them a
+        third of ``ttl`` later. A fallback grants the fewest copies that were asked for.
+
+        Raises ``RefusedError``, ``InvalidRequestError``, and ``NoDecisionError`` if no node decides
+        and no fallback is set.
+        """
+        asked = tenant_request(resource, domain, copies, min_copies, max_wait, deadline, ttl)
+        holds = self._holding()
+        hold = Hold(self, holds, asked, on_lost)
+        run(holds.engine.tenants.hold(asked, hold._session), holds.perform)
+        return hold
+
     def rate_limiter(
         self, resource: str, *, wants: Optional[float] = None, mode: Mode = Mode.SAFE
     ) -> RateLimiter:
@@ -131,17 +209,16 @@ class Client(Configured):
         return Capacity(self, self._leasing(), resource, mode, wants)
 
     def close(self) -> None:
-        """Releases all leases, so that others get their capacity at once, and closes the
+        """Releases all leases and holds, so that others get them at once, and closes the
         connections, once the requests that are under way have ended. Further requests, and those
         who wait for leased resources, get ``ClosedError``. Takes up to five seconds if there are
-        leases and no node answers."""
+        leases or holds and no node answers."""
         with self._starting:
             self._is_closed = True
             engine, self._engine = self._engine, None
-            leases = self._leases
+            keepings = [one for one in (self._leases, self._holds) if one is not None]
             self._detach()
-        if leases is not None:
-            leases.close()
+        close_all(keepings)
         if engine is not None:
             engine.stop()
 
@@ -175,6 +252,16 @@ class Client(Configured):
                 self._leases_finalizer = when_collected(self, leases.client_has_ended)
             return self._leases
 
+    def _holding(self) -> BlockingHolds:
+        engine = self._engine or self._start()
+        with self._starting:
+            if self._is_closed:
+                raise ClosedError("the client is closed")
+            if self._holds is None:
+                self._holds = holds = BlockingHolds(engine, self._client_id())
+                self._holds_finalizer = when_collected(self, holds.client_has_ended)
+            return self._holds
+
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
             return BlockingFake(self._rules, self._backend)
@@ -185,7 +272,7 @@ class Client(Configured):
     def after_fork(self) -> None:
         self._starting = threading.Lock()
         self._detach()
-        self._leases = None
+        self._leases = self._holds = None
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None

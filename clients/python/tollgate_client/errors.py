@@ -64,6 +64,8 @@ class NoAnswer(enum.Enum):
     well."""
     OVERLOADED = "overloaded"
     """The nodes are overloaded."""
+    NOT_CONFIGURED = "not_configured"
+    """The limits do not have the resource."""
     FORBIDDEN = "forbidden"
     """The nodes do not allow this client to ask, by their access file."""
     FAILED = "error"
@@ -74,11 +76,12 @@ _TEXTS = {
     NoAnswer.TIMEOUT: "no answer within the deadline",
     NoAnswer.UNREACHABLE: "no node can be reached",
     NoAnswer.OVERLOADED: "the nodes are overloaded",
+    NoAnswer.NOT_CONFIGURED: "the limits do not have the resource",
 }
 
 
 class NoDecisionError(TollgateError):
-    """No node has decided, and no fallback is set for the bucket."""
+    """No node has decided, and no fallback is set for the bucket or the resource."""
 
     reason: NoAnswer
     """Why."""
@@ -89,6 +92,8 @@ class NoDecisionError(TollgateError):
     def __init__(self, reason: NoAnswer, detail: Optional[str] = None) -> None:
         self.reason = reason
         self.detail = _TEXTS.get(reason, reason.value) if detail is None else detail
+        # Whether a node may have got the request, and decided it.
+        self._may_be_decided = False
         super().__init__(reason, detail)
 
     def __str__(self) -> str:
@@ -96,7 +101,8 @@ class NoDecisionError(TollgateError):
 
 
 class RefusedError(TollgateError):
-    """``acquire`` was refused, or the tokens would come later than the caller wants to wait."""
+    """``acquire``, ``hits`` or ``hold`` was refused, or what was asked for would come later than the
+    caller wants to wait."""
 
     refused: Refused
     """The refusal."""

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, List, Optional, Set, Tuple
 
 from ._decide.decider import Decider, Rules
 from ._decide.effects import Effect, Plan, Sleep
@@ -19,6 +19,8 @@ from ._proto.doorman_pb2 import (
     ResourceResponse,
 )
 from ._proto.quotaservice_pb2 import AllowRequest, AllowResponse
+from ._tenants.decider import TenantDecider
+from ._tenants.fake import Answer, FakeTenants
 from .errors import NoAnswer, NoDecisionError
 from .fallback import LocalRate
 
@@ -145,6 +147,9 @@ class Fake:
         self._capacities: Dict[str, float] = {}
         self._time = fake_time
         self._lock = threading.Lock()
+        self._tenant_answers: Dict[Tuple[str, str], FakeAnswer] = {}
+        self.tenants = FakeTenants(self._tenant_answer, _no_node, self.now)
+        """What answers about hits and holds."""
 
     def answer(self, namespace: str, bucket: str, answer: FakeAnswer) -> None:
         """Sets the answer for one bucket."""
@@ -162,6 +167,25 @@ class Fake:
         clients get all that they want."""
         with self._lock:
             self._capacities[resource] = capacity
+
+    def answer_tenant(self, resource: str, domain: str, answer: FakeAnswer) -> None:
+        """Sets the answer to requests of a domain for hits and holds on a resource. A rate gives the
+        copies, or else the fewest that are asked for; what would be granted after a wait is refused
+        until then, and ``FakeAnswer.NO_BUCKET`` means that the limits do not have the resource."""
+        with self._lock:
+            self._tenant_answers[resource, domain] = answer
+
+    def copies(self, resource: str, limit: int) -> None:
+        """Lets no more than so many copies of a resource be held at once."""
+        self.tenants.limit(resource, limit)
+
+    def held(self, resource: str) -> int:
+        """The copies of a resource that are held now."""
+        return self.tenants.held(resource)
+
+    def lose(self, resource: str) -> None:
+        """Ends all sessions on a resource. Clients notice it when they renew their holds."""
+        self.tenants.lose(resource)
 
     def client(self, **settings: Any) -> Client:
         """A blocking client of this fake, with settings as in production, such as ``fallback``."""
@@ -210,6 +234,10 @@ class Fake:
         return ReleaseCapacityResponse()
         yield  # A plan without effects.
 
+    def _tenant_answer(self, resource: str, domain: str) -> Answer:
+        with self._lock:
+            return self._tenant_answers.get((resource, domain), self._default)._answer
+
     @property
     def has_fake_time(self) -> bool:
         """Whether time only moves when told to."""
@@ -226,15 +254,19 @@ class Fake:
 class _FakeEngine:
     """A fake as a client uses it."""
 
-    is_left_to_keeper = False
-
     def __init__(self, rules: Rules, fake: Fake) -> None:
         self._fake = fake
+        self.keepers: Set[object] = set()
         self.lessor = fake
         self.clock = fake.now
         self.has_fake_time = fake.has_fake_time
         self.pass_time = fake.pass_time
         self.decider = Decider(rules, fake, fake.now)
+        self.tenants = TenantDecider(rules, fake.tenants, fake.now)
+
+    def keeper_has_ended(self, keeper: object) -> None:
+        """A keeper uses it no more."""
+        self.keepers.discard(keeper)
 
     def stop(self) -> None:
         """Does nothing."""

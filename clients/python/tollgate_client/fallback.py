@@ -13,7 +13,8 @@ from .answers import DecidedBy, Decision, Granted, Reason, Refused
 class Fallback:
     """What decides when no node does: there is no answer in time, no node can be reached, a node
     answers with an error, the nodes can't reach the shared state and their policy is to refuse, or
-    the limits have no bucket of the name.
+    the limits have no bucket of the name. Of hits and holds, it grants the fewest copies that were
+    asked for, or none.
 
     Use ``Fallback.ALLOW``, ``Fallback.DENY``, or :meth:`Fallback.rate`.
     """
@@ -112,12 +113,18 @@ class Fallbacks:
         everything: Optional[Fallback],
         namespaces: Mapping[str, Fallback],
         buckets: Mapping[Tuple[str, str], Fallback],
+        resources: Mapping[str, Fallback] = {},
     ) -> None:
         self._everything = everything
         self._namespaces = dict(namespaces)
         self._buckets = dict(buckets)
+        self._resources = dict(resources)
 
     def get(self, namespace: str, bucket: str) -> Optional[Fallback]:
         """The fallback of a bucket, if it has one."""
         of_bucket = self._buckets.get((namespace, bucket))
         return of_bucket or self._namespaces.get(namespace, self._everything)
+
+    def of_resource(self, resource: str) -> Optional[Fallback]:
+        """The fallback of a resource of tenants, if it has one."""
+        return self._resources.get(resource, self._everything)

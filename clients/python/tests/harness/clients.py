@@ -13,6 +13,7 @@ from tollgate_client import (
     Decision,
     Fake,
     Granted,
+    Hits,
     NoDecisionError,
     Place,
     aio,
@@ -33,6 +34,12 @@ class AnyClient:
         raise NotImplementedError
 
     def acquire(self, *arguments: Any, **options: Any) -> Granted:
+        raise NotImplementedError
+
+    def hits(self, *arguments: Any, **options: Any) -> Hits:
+        raise NotImplementedError
+
+    def hold(self, *arguments: Any, **options: Any) -> Any:
         raise NotImplementedError
 
     def lease(self, use: str, resource: str, **options: Any) -> Any:
@@ -57,6 +64,12 @@ class Blocking(AnyClient):
 
     def acquire(self, *arguments: Any, **options: Any) -> Granted:
         return self.client.acquire(*arguments, **options)
+
+    def hits(self, *arguments: Any, **options: Any) -> Hits:
+        return self.client.hits(*arguments, **options)
+
+    def hold(self, *arguments: Any, **options: Any) -> Any:
+        return self.client.hold(*arguments, **options)
 
     def lease(self, use: str, resource: str, **options: Any) -> Any:
         return getattr(self.client, use)(resource, **options)
@@ -84,6 +97,16 @@ class Asynchronous(AnyClient):
     def acquire(self, *arguments: Any, **options: Any) -> Granted:
         granted: Granted = self.run(self.client.acquire(*arguments, **options))
         return granted
+
+    def hits(self, *arguments: Any, **options: Any) -> Hits:
+        hits: Hits = self.run(self.client.hits(*arguments, **options))
+        return hits
+
+    def hold(self, *arguments: Any, **options: Any) -> Any:
+        async def hold() -> Any:
+            return await self.client.hold(*arguments, **options)
+
+        return InLoop(self, self.run(hold()))
 
     def lease(self, use: str, resource: str, **options: Any) -> Any:
         async def lease() -> Any:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tollgate_client import InvalidRequestError, NoAnswer, NoDecisionError
-from tollgate_client._decide.effects import CapacityCall, Dial, run
+from tollgate_client._decide.effects import Dial, MethodCall, run
 from tollgate_client._nodes.address import parse, target
 from tollgate_client._nodes.capacity import CapacityNodes
 from tollgate_client._proto.doorman_pb2 import GetCapacityRequest, GetCapacityResponse
@@ -51,7 +51,7 @@ class Servers:
     def _perform(self, effect: Any) -> Any:
         if isinstance(effect, Dial):
             return effect.address.host
-        assert isinstance(effect, CapacityCall) and effect.method == "get_capacity"
+        assert isinstance(effect, MethodCall) and effect.method == "get_capacity"
         self.called.append(effect.connection)
         answer: Optional[Any] = self.answers[effect.connection]
         if isinstance(answer, Error):

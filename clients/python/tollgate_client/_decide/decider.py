@@ -9,20 +9,21 @@ from .._proto.quotaservice_pb2 import AllowRequest, AllowResponse
 from ..answers import Decision, Granted, Reason, Refused
 from ..errors import InvalidRequestError, NoDecisionError, RefusedError, TollgateError
 from ..fallback import Fallbacks
-from ..request import Request, message
+from ..request import Request, TenantRequest, message
 from . import response
-from .effects import Plan, Sleep
+from .effects import Plan, Sleep, T
 from .log import LOG, Throttle
 from .metrics import METRICS
 from .refusals import Refusals
 
-_LEAST_PAUSE = 0.02
+LEAST_PAUSE = 0.02
 """The least seconds before a refused request is made again."""
 
 _LONGEST_DEADLINE = 24 * 60 * 60.0
 """A longer deadline means this one."""
 
 OnRefused = Callable[[Request, Refused], object]
+OnTenantRefused = Callable[[TenantRequest, Refused], object]
 OnSoftLimited = Callable[[Request, Granted], object]
 
 
@@ -44,17 +45,62 @@ class Rules(NamedTuple):
     fallbacks: Fallbacks
     on_refused: Optional[OnRefused]
     on_soft_limited: Optional[OnSoftLimited]
+    on_tenant_refused: Optional[OnTenantRefused] = None
 
 
-class Decider:
-    """Decides the requests of one client."""
+class Deciding:
+    """What deciders have in common."""
 
-    def __init__(self, rules: Rules, backend: Backend, clock: Callable[[], float]) -> None:
+    def __init__(self, rules: Rules, clock: Callable[[], float]) -> None:
         self._rules = rules
-        self._backend = backend
         self._clock = clock
         self._refusals = Refusals()
         self._fallback_log = Throttle()
+
+    @property
+    def _fallbacks(self) -> Fallbacks:
+        return self._rules.fallbacks
+
+    def _deadline(self, deadline: Optional[float]) -> float:
+        return min(self._rules.deadline if deadline is None else deadline, _LONGEST_DEADLINE)
+
+    def _log_fallback(self, first: str, second: str, why: str) -> None:
+        held_back = self._fallback_log.passes(self._clock())
+        if held_back is not None:
+            LOG.warning(
+                "the fallback decides for %s:%s: %s (%d such messages held back)",
+                first,
+                second,
+                why,
+                held_back,
+            )
+
+    def _timed(self, plan: Plan[T]) -> Plan[T]:
+        """The same plan, and the metrics are told how long it took."""
+        start = self._clock()
+        try:
+            answer = yield from plan
+        except TollgateError:
+            self._asked(start)
+            raise
+        self._asked(start)
+        return answer
+
+    def _asked(self, start: float) -> None:
+        if METRICS is not None:
+            METRICS.asked(self._clock() - start)
+
+    def _waited(self, start: float) -> None:
+        if METRICS is not None:
+            METRICS.waited(self._clock() - start)
+
+
+class Decider(Deciding):
+    """Decides the requests of one client."""
+
+    def __init__(self, rules: Rules, backend: Backend, clock: Callable[[], float]) -> None:
+        super().__init__(rules, clock)
+        self._backend = backend
 
     def allow(self, request: Request) -> Plan[Decision]:
         """Asks once."""
@@ -88,7 +134,7 @@ class Decider:
         max_wait = request.max_wait
         if max_wait is None:
             return (yield from self._decide(request))
-        deadline = self._deadline(request)
+        deadline = self._deadline(request.deadline)
         while True:
             elapsed = self._clock() - start
             # What is left of both, so that the whole takes no longer.
@@ -104,7 +150,7 @@ class Decider:
             # The debt shrinks no faster than what is left: too long now is too long later.
             if max(decision.retry_after, decision.debt) > left:
                 return decision
-            pause = max(decision.retry_after, _LEAST_PAUSE)
+            pause = max(decision.retry_after, LEAST_PAUSE)
             # Jittered, so that those who wait for the same tokens do not all ask at once.
             yield Sleep(max(min(pause * (1 + random.random() / 10), left), 0.0))
 
@@ -130,38 +176,13 @@ class Decider:
             if fallback is None:
                 return decision
             why = decision.reason.value
-        self._log_fallback(request, why)
+        self._log_fallback(request.namespace, request.bucket, why)
         return fallback.decide(request.tokens, self._clock())
 
     def _ask(self, request: Request) -> Plan[Decision]:
-        start = self._clock()
-        plan = self._backend.ask(message(request), start + self._deadline(request))
-        try:
-            answer = yield from plan
-        except TollgateError:
-            self._asked(start)
-            raise
-        self._asked(start)
+        deadline = self._clock() + self._deadline(request.deadline)
+        answer = yield from self._timed(self._backend.ask(message(request), deadline))
         return response.decision(answer)
-
-    @property
-    def _fallbacks(self) -> Fallbacks:
-        return self._rules.fallbacks
-
-    def _deadline(self, request: Request) -> float:
-        deadline = request.deadline
-        return min(self._rules.deadline if deadline is None else deadline, _LONGEST_DEADLINE)
-
-    def _log_fallback(self, request: Request, why: str) -> None:
-        held_back = self._fallback_log.passes(self._clock())
-        if held_back is not None:
-            LOG.warning(
-                "the fallback decides for %s:%s: %s (%d such messages held back)",
-                request.namespace,
-                request.bucket,
-                why,
-                held_back,
-            )
 
     def _report(self, request: Request, decision: Decision) -> None:
         """Tells the metrics and the application of an answer."""
@@ -176,11 +197,3 @@ class Decider:
     def _report_error(self, request: Request, error: TollgateError) -> None:
         if METRICS is not None and isinstance(error, (InvalidRequestError, NoDecisionError)):
             METRICS.not_decided(request.namespace, error)
-
-    def _asked(self, start: float) -> None:
-        if METRICS is not None:
-            METRICS.asked(self._clock() - start)
-
-    def _waited(self, start: float) -> None:
-        if METRICS is not None:
-            METRICS.waited(self._clock() - start)

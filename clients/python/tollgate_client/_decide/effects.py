@@ -24,8 +24,8 @@ class Call:
         self.seconds = seconds
 
 
-class CapacityCall:
-    """A call about leases on a connection. The result is its answer, or the ``grpc.RpcError``."""
+class MethodCall:
+    """A call of a method on a connection. The result is its answer, or the ``grpc.RpcError``."""
 
     __slots__ = ("connection", "method", "message", "seconds")
 
@@ -64,7 +64,7 @@ class Sleep:
         self.seconds = seconds
 
 
-Effect = Union[Call, CapacityCall, Dial, Change, Sleep]
+Effect = Union[Call, MethodCall, Dial, Change, Sleep]
 Plan = Generator[Any, Any, T]
 """Yields effects, here or of leases."""
 

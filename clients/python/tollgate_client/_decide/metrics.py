@@ -28,6 +28,15 @@ class Metrics:
             "Requests.",
             ("namespace", "outcome", "decided_by"),
         )
+        self._tenant_requests = Counter(
+            "tollgate_client_tenant_requests_total",
+            "Requests for hits and holds.",
+            ("kind", "outcome", "decided_by"),
+        )
+        self._held_copies: Gauge = Gauge(
+            "tollgate_client_held_copies", "Copies that this process holds."
+        )
+        self._lost_holds = Counter("tollgate_client_lost_holds_total", "Holds that were lost.")
         self._namespaces: Set[str] = {""}
         self._by_labels: Dict[Tuple[str, str, str], Counter] = {}
         self._failed_calls = Counter(
@@ -39,7 +48,7 @@ class Metrics:
             buckets=_SECONDS,
         )
         self._wait_seconds = Histogram(
-            "tollgate_client_wait_seconds", "Seconds that acquire took.", buckets=_SECONDS
+            "tollgate_client_wait_seconds", "Seconds that acquire, hits or hold took.", buckets=_SECONDS
         )
         self._nodes: Gauge = Gauge("tollgate_client_nodes", "Nodes that are known.")
         self._nodes_called = Gauge("tollgate_client_nodes_called", "Nodes that are called.")
@@ -80,12 +89,24 @@ class Metrics:
             counter = self._by_labels[labels] = self._requests.labels(*labels)
         counter.inc()
 
+    def tenant_decided(self, kind: str, outcome: str, decided_by: str) -> None:
+        """A request for hits or a hold was answered, or not."""
+        self._tenant_requests.labels(kind, outcome, decided_by).inc()
+
+    def held(self, more: int) -> None:
+        """Counts more or fewer copies that are held."""
+        self._held_copies.inc(more)
+
+    def hold_lost(self) -> None:
+        """A hold was lost."""
+        self._lost_holds.inc()
+
     def asked(self, seconds: float) -> None:
         """How long it took until a node had decided, or none would."""
         self._request_seconds.observe(seconds)
 
     def waited(self, seconds: float) -> None:
-        """How long ``acquire`` took."""
+        """How long ``acquire``, ``hits`` or ``hold`` took."""
         self._wait_seconds.observe(seconds)
 
     def call_failed(self, why: NoAnswer) -> None:

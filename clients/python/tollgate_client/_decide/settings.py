@@ -27,7 +27,7 @@ from .._nodes.address import Address, parse
 from .._nodes.credentials import Credentials, Files
 from ..errors import SettingsError
 from ..fallback import Fallback, Fallbacks
-from .decider import OnRefused, OnSoftLimited, Rules
+from .decider import OnRefused, OnSoftLimited, OnTenantRefused, Rules
 from .log import LOG
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Configured:
 
     _finalizer: Optional[weakref.finalize[..., Any]] = None
     _leases_finalizer: Optional[weakref.finalize[..., Any]] = None
+    _holds_finalizer: Optional[weakref.finalize[..., Any]] = None
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Configured:
         fallback: Optional[Fallback] = None,
         namespace_fallbacks: Mapping[str, Fallback] = {},
         bucket_fallbacks: Mapping[Tuple[str, str], Fallback] = {},
+        resource_fallbacks: Mapping[str, Fallback] = {},
         deadline: float = DEADLINE,
         ca_file: Optional[Path] = None,
         certificate: Optional[Path] = None,
@@ -71,6 +73,7 @@ class Configured:
         client_id: Optional[str] = None,
         on_refused: Optional[OnRefused] = None,
         on_soft_limited: Optional[OnSoftLimited] = None,
+        on_tenant_refused: Optional[OnTenantRefused] = None,
     ) -> None:
         """Reads the files, but connects only with the first request.
 
@@ -81,6 +84,7 @@ class Configured:
         namespace_fallbacks: what decides for the buckets of a namespace instead.
         bucket_fallbacks: what decides for one bucket instead; the keys are pairs of namespace and
             bucket.
+        resource_fallbacks: what decides for hits and holds on a resource instead of ``fallback``.
         deadline: the seconds to wait for an answer before the fallback decides. It includes
             connecting, and asking another node when one fails.
         ca_file: the CA certificates that the nodes' certificates are verified with (PEM): turns on
@@ -88,13 +92,14 @@ class Configured:
         certificate, key: the client's certificate and its private key (PEM).
         server_name: the name in the nodes' certificates, if it is not that of the address.
         token_file: a file whose only line is the bearer token for the nodes.
-        client_id: the name that leases are held by, which no other client may have at the same time;
+        client_id: the name that leases and holds have, which no other client may have at the same time;
             without it, host name, process id and a random number. After a fork, the child appends
             its process id.
         on_refused: called with each request that is refused, and the refusal, so that the
             application can serve less. It must not block.
         on_soft_limited: called with each request that is granted past the bucket's soft limit, and
             the grant: refusals may follow. It must not block.
+        on_tenant_refused: the same as ``on_refused`` for hits and holds.
 
         Raises ``SettingsError``.
         """
@@ -104,8 +109,10 @@ class Configured:
         self._made_in = os.getpid()
         if not deadline >= 0:
             raise SettingsError(f"a deadline of {deadline} seconds")
-        fallbacks = Fallbacks(fallback, namespace_fallbacks, bucket_fallbacks)
-        self._rules = Rules(deadline, fallbacks, on_refused, on_soft_limited)
+        fallbacks = Fallbacks(
+            fallback, namespace_fallbacks, bucket_fallbacks, resource_fallbacks
+        )
+        self._rules = Rules(deadline, fallbacks, on_refused, on_soft_limited, on_tenant_refused)
         self._backend: Union[Servers, Fake]
         if isinstance(addresses, (str, Iterable)):
             texts = [addresses] if isinstance(addresses, str) else list(addresses)
@@ -120,7 +127,7 @@ class Configured:
 
     def _detach(self) -> None:
         """What there is does not end with the client any more."""
-        for finalizer in (self._finalizer, self._leases_finalizer):
+        for finalizer in (self._finalizer, self._leases_finalizer, self._holds_finalizer):
             if finalizer is not None:
                 finalizer.detach()
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Optional, Type, TypeVar, Union
+from typing import TYPE_CHECKING, Optional, Type, TypeVar, Union
 
 from .._decide.effects import run
+from .._keep.blocking import BlockingKeeping
+from .desk import Desk
 from .handle import CapacityHandle, GaugeHandle, Handle, Place, RateHandle
-from .keeper import Keeper, Rest
-from .leasing import LONGEST_CLOSE, Leases
-from .waiting import FOREVER, Await
+from .leasing import Leases
 
 if TYPE_CHECKING:
     from .._nodes.blocking import BlockingNodes
@@ -20,74 +18,10 @@ if TYPE_CHECKING:
 
 H = TypeVar("H", bound="_Closing")
 
-_OTHER_THREADS = 0.001
-"""Real seconds that a waiting caller of a fake leaves to other threads."""
-
-
-class BlockingLeases(Leases[Union["BlockingNodes", "BlockingFake"]]):
-    """The leases of a blocking client, which a thread keeps."""
-
-    def __init__(self, engine: Union[BlockingNodes, BlockingFake], client_id: str) -> None:
-        # Its put may be called at any moment, by finalizers, too.
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._thread: Optional[threading.Thread] = None
-        super().__init__(engine, client_id)
-
-    def perform(self, effect: Any) -> Any:
-        """Performs an effect of the plans of handles and of the keeper."""
-        if type(effect) is Await:
-            if self.inline is not None:
-                self._pass_time(effect)
-            else:
-                effect.signal.wait(effect.seconds)  # type: ignore[attr-defined]
-            return None
-        if type(effect) is Rest:
-            self._rest(effect.seconds)
-            return None
-        return self.engine.perform(effect)
-
-    def close(self) -> None:
-        """Lets nothing be used any more, and waits for the release of all leases."""
-        self.desk.close()
-        self.catch_up()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(LONGEST_CLOSE)
-
-    def _start_keeper(self, keeper: Keeper) -> None:
-        self._thread = threading.Thread(
-            target=self._keep, args=(keeper,), name="tollgate-client-leases", daemon=True
-        )
-        self._thread.start()
-
-    def _keep(self, keeper: Keeper) -> None:
-        is_regular = False
-        try:
-            run(keeper.run(), self.perform)
-            is_regular = True
-        finally:
-            self._ended(is_regular)
-
-    def _wake(self) -> None:
-        self._bell.put(None)
-
-    def _rest(self, seconds: float) -> None:
-        try:
-            self._bell.get(timeout=seconds)
-            while True:
-                self._bell.get_nowait()
-        except queue.Empty:
-            pass
-
-    def _pass_time(self, pause: Await) -> None:
-        """Lets fake time pass until what is waited for, or until the keeper has something to do."""
-        assert self.inline is not None
-        if not pause.is_first:
-            time.sleep(_OTHER_THREADS)
-            return
-        self.engine.pass_time(min(pause.seconds, self.inline.pause))
-        self.inline.catch_up()
-        time.sleep(_OTHER_THREADS if pause.seconds == FOREVER else 0.0)
+class BlockingLeases(
+    Leases[Union["BlockingNodes", "BlockingFake"]], BlockingKeeping[Desk]
+):
+    """The leases of a blocking client."""
 
 
 class _Closing(Handle):

@@ -6,8 +6,9 @@ import math
 from typing import Optional
 
 from .._decide.effects import Plan
+from .._keep.effects import Clock, Signal
 from .held import Held
-from .resource import Clock, Resource, Signal
+from .resource import Resource
 from .waiting import Line, in_turn
 
 

@@ -7,8 +7,9 @@ from collections import deque
 from typing import Callable, Deque, Optional
 
 from .._decide.effects import Plan
+from .._keep.effects import Clock, Signal
 from .held import Held
-from .resource import Clock, Resource, Signal
+from .resource import Resource
 from .waiting import Line, in_turn
 
 _GROWTH = 2

@@ -6,9 +6,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Optional, Type
 
+from .._keep.keeping import when_collected
 from .capacity import Changes
 from .gauge import GaugeUsage, Places
-from .leasing import Leases, when_collected
+from .leasing import Leases
 from .rate import Rate, RateUsage
 from .resource import Mode, Resource, Unmeasured, Usage
 

@@ -11,6 +11,7 @@ from typing import Callable, List, Optional, Protocol, Set
 from .._decide.effects import Plan
 from .._decide.log import LOG
 from .._decide.metrics import METRICS
+from .._keep.effects import Clock, Rest
 from .._proto.doorman_pb2 import (
     GetCapacityRequest,
     GetCapacityResponse,
@@ -20,7 +21,7 @@ from .._proto.doorman_pb2 import (
 from ..errors import InvalidRequestError, NoAnswer, NoDecisionError, TollgateError
 from .desk import Desk
 from .kept import Kept, Now
-from .resource import Clock, Resource
+from .resource import Resource
 
 _ANSWER_TIMEOUT = 2.0
 """Seconds that an answer may take."""
@@ -42,15 +43,6 @@ _MOST_CALLS = 100
 
 _SECOND = 1.0
 """How often demand is measured."""
-
-
-class Rest:
-    """A pause until the keeper is woken, for some seconds at most."""
-
-    __slots__ = ("seconds",)
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
 
 
 class Lessor(Protocol):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Callable, Optional
 
 from .._decide.effects import Plan
+from .._keep.effects import Clock, Signal
 from ..errors import InvalidRequestError
 from .held import Held
 from .meter import Meter
-from .resource import Clock, Resource, Signal
+from .resource import Resource
 from .waiting import Line, in_turn
 
 _GROWTH = 2.0

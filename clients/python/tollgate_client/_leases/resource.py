@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 import threading
-from typing import Callable, Optional, Protocol, Set
+from typing import Optional, Protocol, Set
 
+from .._keep.effects import Signal
 from .held import CLOSED, Held, nothing_but
-
-Clock = Callable[[], float]
 
 
 class Mode(enum.Enum):
@@ -21,16 +20,6 @@ class Mode(enum.Enum):
     """Nothing."""
     OPTIMISTIC = "optimistic"
     """What was wanted."""
-
-
-class Signal(Protocol):
-    """Wakes one caller."""
-
-    def set(self) -> None:
-        """Wakes the caller, now or when it waits next."""
-
-    def clear(self) -> None:
-        """Has the caller wait again."""
 
 
 class Usage(Protocol):

@@ -8,27 +8,14 @@ from collections import OrderedDict
 from typing import Callable, Optional
 
 from .._decide.effects import Plan
+from .._keep.effects import FOREVER, Await, Clock, Signal
 from ..errors import ClosedError, LeaseTimeoutError
 from .held import Held
-from .resource import Clock, Resource, Signal
-
-FOREVER = 24 * 60 * 60.0
-"""Longer than a timer needs to wait at once."""
+from .resource import Resource
 
 Attempt = Callable[[Held, float], Optional[float]]
 """Takes what is waited for, given what is held and the time, and returns ``None``; or the seconds
 after which that may be possible if nothing changes. It is called under the resource's lock."""
-
-
-class Await:
-    """A pause until a signal is set, for some seconds at most."""
-
-    __slots__ = ("signal", "seconds", "is_first")
-
-    def __init__(self, signal: Signal, seconds: float, is_first: bool) -> None:
-        self.signal = signal
-        self.seconds = seconds
-        self.is_first = is_first
 
 
 class Line:

@@ -5,63 +5,53 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from functools import partial
 from typing import Any, Awaitable, ClassVar, List, Optional, Set, Union
 
 import grpc
 import grpc.aio
 
 from .._decide.decider import Decider, Rules
-from .._decide.effects import Call, CapacityCall, Change, Dial, Effect, Sleep
+from .._decide.effects import Call, Change, Dial, Effect, MethodCall, Sleep
 from .._decide.log import LOG
 from .._decide.settings import Servers
-from .._proto.doorman_pb2_grpc import CapacityStub
 from .._proto.health_pb2 import HealthCheckRequest
-from .._proto.health_pb2_grpc import HealthStub
-from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
+from .._tenants.decider import TenantDecider
 from .address import RESOLVER_ARGUMENTS, Address, Socket, literal, sockets, target
 from .asking import Nodes, NodesEngine
 from .capacity import CapacityNodes
-from .channel import new_channel, options
+from .channel import methods, new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
 from .pool import Check, Name, Node, Pool, Resolve, Task
+from .tenants import TenantNodes
 
 
 class _Connection:
     """A connection to one node. It is closed when nothing refers to it any more."""
 
+    allow: Any
+    check: Any
+
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
-        self.allow = QuotaServiceStub(channel).Allow
-        self.check = HealthStub(channel).Check
-        leases = CapacityStub(channel)
-        self.get_capacity = leases.GetCapacity
-        self.release_capacity = leases.ReleaseCapacity
+        vars(self).update(methods(channel))
 
 
 class _ConnectionAfterFork:
     """The same in a process whose parent has used ``grpc.aio``, which does not work then any more:
     on a channel of gRPC's own threads."""
 
+    allow: Any
+    check: Any
+
     def __init__(self, channel: grpc.Channel) -> None:
-        self._allow = QuotaServiceStub(channel).Allow
-        self._check = HealthStub(channel).Check
-        self._leases = CapacityStub(channel)
-
-    async def allow(self, message: Any, **options: Any) -> Any:
-        return await _result(self._allow.future(message, **options))
-
-    async def check(self, message: Any, **options: Any) -> Any:
-        return await _result(self._check.future(message, **options))
-
-    async def get_capacity(self, message: Any, **options: Any) -> Any:
-        return await _result(self._leases.GetCapacity.future(message, **options))
-
-    async def release_capacity(self, message: Any, **options: Any) -> Any:
-        return await _result(self._leases.ReleaseCapacity.future(message, **options))
+        for name, method in methods(channel).items():
+            setattr(self, name, partial(_call, method))
 
 
-async def _result(call: Any) -> Any:
-    """Waits for the end of a call that another thread makes."""
+async def _call(method: Any, message: Any, **options: Any) -> Any:
+    """Makes a call in another thread, and waits for its end."""
+    call = method.future(message, **options)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
@@ -101,6 +91,7 @@ class AsyncNodes(NodesEngine):
     """The first process that has used ``grpc.aio``."""
 
     def __init__(self, rules: Rules, servers: Servers) -> None:
+        super().__init__()
         self.loop = asyncio.get_running_loop()
         self._servers = servers
         self._pool = Pool(servers.addresses, self._changed)
@@ -113,6 +104,7 @@ class AsyncNodes(NodesEngine):
         self._is_after_fork = AsyncNodes._first_process != os.getpid()
         nodes = Nodes(self._pool, time.monotonic)
         self.decider = Decider(rules, nodes, time.monotonic)
+        self.tenants = TenantDecider(rules, TenantNodes(nodes), time.monotonic)
         self.lessor = CapacityNodes(nodes, time.monotonic)
         self._keep()
 
@@ -125,7 +117,7 @@ class AsyncNodes(NodesEngine):
             return await _answer(
                 connection.allow(effect.message, timeout=effect.seconds, metadata=metadata)
             )
-        if type(effect) is CapacityCall:
+        if type(effect) is MethodCall:
             metadata = self._servers.credentials.metadata(time.monotonic())
             call = getattr(effect.connection, effect.method)
             return await _answer(

@@ -11,19 +11,18 @@ from typing import Any, List, Optional
 import grpc
 
 from .._decide.decider import Decider, Rules
-from .._decide.effects import Call, CapacityCall, Change, Dial, Effect, Sleep
+from .._decide.effects import Call, Change, Dial, Effect, MethodCall, Sleep
 from .._decide.log import LOG
 from .._decide.settings import Servers
-from .._proto.doorman_pb2_grpc import CapacityStub
 from .._proto.health_pb2 import HealthCheckRequest
-from .._proto.health_pb2_grpc import HealthStub
-from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
+from .._tenants.decider import TenantDecider
 from .address import RESOLVER_ARGUMENTS, Address, Socket, literal, sockets, target
 from .asking import Nodes, NodesEngine
 from .capacity import CapacityNodes
-from .channel import new_channel, options
+from .channel import methods, new_channel, options
 from .failures import CHECK_TIMEOUT, check_problem
 from .pool import Check, Name, Node, Pool, Resolve, Task
+from .tenants import TenantNodes
 
 _LONGEST_SLEEP = 24 * 60 * 60.0
 """Seconds; more than the system can sleep is an error."""
@@ -35,18 +34,18 @@ _STOP_TIMEOUT = 1.0
 class _Connection:
     """A connection to one node. It is closed when nothing refers to it any more."""
 
+    allow: Any
+    check: Any
+
     def __init__(self, channel: grpc.Channel) -> None:
-        self.allow = QuotaServiceStub(channel).Allow
-        self.check = HealthStub(channel).Check
-        leases = CapacityStub(channel)
-        self.get_capacity = leases.GetCapacity
-        self.release_capacity = leases.ReleaseCapacity
+        vars(self).update(methods(channel))
 
 
 class BlockingNodes(NodesEngine):
     """The nodes of one client, until :meth:`stop`."""
 
     def __init__(self, rules: Rules, servers: Servers) -> None:
+        super().__init__()
         self._servers = servers
         self._pool = Pool(servers.addresses, self._changed)
         self._change = threading.Condition()
@@ -54,6 +53,7 @@ class BlockingNodes(NodesEngine):
         self._is_stopped = False
         nodes = Nodes(self._pool, time.monotonic)
         self.decider = Decider(rules, nodes, time.monotonic)
+        self.tenants = TenantDecider(rules, TenantNodes(nodes), time.monotonic)
         self.lessor = CapacityNodes(nodes, time.monotonic)
         self._thread = threading.Thread(target=self._keep, name="tollgate-client", daemon=True)
         self._thread.start()
@@ -68,7 +68,7 @@ class BlockingNodes(NodesEngine):
                 )
             except grpc.RpcError as error:
                 return error
-        if type(effect) is CapacityCall:
+        if type(effect) is MethodCall:
             metadata = self._servers.credentials.metadata(time.monotonic())
             call = getattr(effect.connection, effect.method)
             try:

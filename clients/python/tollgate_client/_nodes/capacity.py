@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import grpc
 
-from .._decide.effects import CapacityCall, Dial, Plan
+from .._decide.effects import Dial, MethodCall, Plan
 from .._decide.metrics import METRICS
 from .._proto.doorman_pb2 import (
     GetCapacityRequest,
@@ -60,7 +60,7 @@ class CapacityNodes:
         answers. A master that does not answer is forgotten."""
         if self._master is not None:
             start = self._clock()
-            answer = yield CapacityCall(self._master, method, message, deadline - start)
+            answer = yield MethodCall(self._master, method, message, deadline - start)
             if not isinstance(answer, grpc.RpcError):
                 return answer
             failed = failure(answer, self._clock() - start)
@@ -72,8 +72,8 @@ class CapacityNodes:
                 raise failed.error
             self._master = None
 
-        def call(node: Node, seconds: float) -> CapacityCall:
-            return CapacityCall(node.connection, method, message, seconds)
+        def call(node: Node, seconds: float) -> MethodCall:
+            return MethodCall(node.connection, method, message, seconds)
 
         # If there is no time left, that is the answer.
         answer = yield from self._nodes.call(call, deadline)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import grpc
 
+from .._proto.doorman_pb2_grpc import CapacityStub
+from .._proto.health_pb2_grpc import HealthStub
+from .._proto.holds_pb2_grpc import HoldsStub
+from .._proto.quotaservice_pb2_grpc import QuotaServiceStub
+from .._proto.throttle_pb2_grpc import ThrottleStub
 from .._version import VERSION
 from .address import Address
 
@@ -41,3 +46,18 @@ def new_channel(
     if credentials is None:
         return grpc.insecure_channel(target, options)
     return grpc.secure_channel(target, credentials, options)
+
+
+def methods(channel: Any) -> Dict[str, Any]:
+    """The methods of a node, by the names of a connection's attributes."""
+    leases, holds = CapacityStub(channel), HoldsStub(channel)
+    return {
+        "allow": QuotaServiceStub(channel).Allow,
+        "check": HealthStub(channel).Check,
+        "get_capacity": leases.GetCapacity,
+        "release_capacity": leases.ReleaseCapacity,
+        "hits": ThrottleStub(channel).Request,
+        "reserve": holds.Reserve,
+        "keep_alive": holds.KeepAlive,
+        "end_session": holds.EndSession,
+    }

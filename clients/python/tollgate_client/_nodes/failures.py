@@ -39,13 +39,19 @@ class Failure(NamedTuple):
 def failure(error: grpc.RpcError, seconds: float) -> Failure:
     """The failure of a call that took so long."""
     code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
+    # The latter is a resource with limits of the other kind.
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
         return Failure(ANSWERED, None, True, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         report = FAILED if seconds >= _FAIR_TIME else CANCELLED
         return Failure(report, NoDecisionError(NoAnswer.TIMEOUT), True, details)
     text = f"{_name(code)}: {details}"
     failed = NoDecisionError(NoAnswer.FAILED, text)
+    if code is grpc.StatusCode.NOT_FOUND:
+        return Failure(ANSWERED, NoDecisionError(NoAnswer.NOT_CONFIGURED), True, text)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        # An older node.
+        return Failure(ANSWERED, failed, False, text)
     # About the caller, not about the node.
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return Failure(ANSWERED, NoDecisionError(NoAnswer.FORBIDDEN, details), True, text)
@@ -59,6 +65,15 @@ def failure(error: grpc.RpcError, seconds: float) -> Failure:
     # A connection that broke, a node that stops, or no node at all. If the request was decided, its
     # tokens are lost.
     return Failure(FAILED, failed, False, text)
+
+
+def failure_to_end(error: grpc.RpcError, seconds: float) -> Failure:
+    """The failure of a call that ends a session: ``UNAVAILABLE`` may mean that the store does not
+    answer, and says nothing about the node then."""
+    failed = failure(error, seconds)
+    if error.code() is grpc.StatusCode.UNAVAILABLE and failed.report is FAILED:
+        return failed._replace(report=CANCELLED, is_final=True)
+    return failed
 
 
 def check_problem(answer: Union[HealthCheckResponse, grpc.RpcError]) -> Optional[str]:

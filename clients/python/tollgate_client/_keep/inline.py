@@ -7,19 +7,16 @@ import threading
 from typing import Optional
 
 from .._decide.effects import Plan
-from .keeper import Rest
-from .resource import Clock
-
-_LONGEST_LAG = 60 * 60.0
-"""Seconds of fake time that are made up for at most."""
-
+from .effects import Clock, Rest
 
 class Inline:
     """Whenever somebody looks, does what a keeper would have done until then, at the times at which
     it would have done so."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, longest_lag: float = math.inf) -> None:
+        """longest_lag: seconds of fake time that are made up for at most."""
         self._fake_now = clock
+        self._longest_lag = longest_lag
         self._now = clock()
         self._wake_at = math.inf
         self._plan: Optional[Plan[None]] = None
@@ -49,7 +46,7 @@ class Inline:
             return  # Another thread does it.
         try:
             while self._plan is not None and self._wake_at <= self._fake_now():
-                wake_at = max(self._wake_at, self._fake_now() - _LONGEST_LAG)
+                wake_at = max(self._wake_at, self._fake_now() - self._longest_lag)
                 self._now = max(self._now, wake_at)
                 self._wake_at = math.inf
                 self._step(self._plan)
