@@ -18,11 +18,11 @@ A client that makes many calls leases a share of a resource's capacity instead, 
 """
 
 from . import aio
-from ._version import VERSION as __version__
 from ._leases.blocking import Capacity, Gauge, RateLimiter
 from ._leases.handle import Place
 from ._leases.resource import Mode
 from ._tenants.blocking import Hold
+from ._version import VERSION as __version__
 from .answers import DecidedBy, Decision, Granted, Hits, Reason, Refused
 from .client import Client
 from .errors import (

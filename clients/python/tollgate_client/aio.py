@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from types import TracebackType
-from typing import Any, Optional, Type, Union
+from typing import Optional, Type, Union
 
 from . import _fork
 from ._decide.effects import run_async
@@ -22,7 +22,6 @@ from .answers import Decision, Granted, Hits
 from .errors import ClosedError
 from .fake import AsyncFake
 from .request import TenantRequest, request, tenant_request
-
 
 __all__ = ["Acquiring", "Capacity", "Client", "Gauge", "Hold", "Holding", "Place", "RateLimiter"]
 

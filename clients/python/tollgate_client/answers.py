@@ -24,7 +24,8 @@ class Reason(enum.Enum):
     """Why a request was refused."""
 
     LIMIT = "not enough tokens"
-    """The bucket, or the fallback's rate, has not enough tokens within the accepted wait."""
+    """The bucket, or the fallback's rate, has not enough tokens within the accepted wait; or the
+    limits leave no room for so many hits or copies."""
     BANNED = "banned"
     """More was asked for than the bucket's ban allows."""
     TOO_MANY_TOKENS = "more tokens than the bucket gives to one request"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any, Optional, Type, Union
+from typing import Optional, Type, Union
 
 from . import _fork
 from ._decide.effects import run

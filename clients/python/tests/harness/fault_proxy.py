@@ -7,7 +7,7 @@ import enum
 import socket
 import struct
 import threading
-from typing import Any, Coroutine, Optional, Set, Tuple
+from typing import Any, Coroutine, List, Optional, Set, Tuple
 
 
 class Fault(enum.Enum):
@@ -39,6 +39,8 @@ class FaultProxy:
         self._delay = 0.0
         self._near: Set[asyncio.StreamWriter] = set()
         self._far: Set[asyncio.StreamWriter] = set()
+        # All that there ever were.
+        self._transports: List[Any] = []
         self._server: Optional[asyncio.AbstractServer] = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -81,30 +83,41 @@ class FaultProxy:
             for writer in list(self._far):
                 writer.close()
         if fault is Fault.REFUSED and self._server is not None:
-            self._server.close()
+            await self._refuse(self._server)
             self._server = None
         elif fault is not Fault.REFUSED and self._server is None:
             await self._listen()
 
     async def _stop(self) -> None:
         if self._server is not None:
-            self._server.close()
-        # What was accepted a moment ago gets to its task, which closes it. A task that is cancelled
-        # before it has begun closes nothing.
-        for _ in range(10):
-            await asyncio.sleep(0)
+            await self._refuse(self._server)
         self._reset_all()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        # Those that were closed with data that nobody reads are open still. They close their sockets
+        # in the next turn of the loop.
+        for transport in self._transports:
+            transport.abort()
+        await _next_turns()
+
+    async def _refuse(self, server: asyncio.AbstractServer) -> None:
+        """Stops listening. What was accepted a moment ago first gets to its task, which closes it: a
+        server that is closed in between, or a task that is cancelled before it has begun, leaves
+        its socket open."""
+        for listener in server.sockets:  # type: ignore[attr-defined]
+            self._loop.remove_reader(listener.fileno())
+        await _next_turns()
+        server.close()
 
     def _reset_all(self) -> None:
         for writer in [*self._near, *self._far]:
             _reset(writer)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._transports.append(writer.transport)
         try:
-            if self._fault is Fault.RESET_ON_ACCEPT:
+            if self._fault in _RESETTING:
                 _reset(writer)
             elif self._fault is Fault.HALF_OPEN:
                 self._near.add(writer)
@@ -119,6 +132,7 @@ class FaultProxy:
 
     async def _proxy(self, near: Streams) -> None:
         far = await asyncio.open_connection("127.0.0.1", self._target)
+        self._transports.append(far[1].transport)
         self._near.add(near[1])
         self._far.add(far[1])
         copies = [
@@ -159,6 +173,12 @@ class FaultProxy:
     async def _discard(self, reader: asyncio.StreamReader) -> None:
         while await reader.read(1 << 14):
             pass
+
+
+async def _next_turns() -> None:
+    """Lets the loop do what it is about to do."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

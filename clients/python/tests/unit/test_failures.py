@@ -9,7 +9,7 @@ import pytest
 
 from tollgate_client import NoAnswer
 from tollgate_client._nodes.circuit import ANSWERED, CANCELLED, FAILED, UNREACHABLE, Outcome, Report
-from tollgate_client._nodes.failures import check_problem, failure
+from tollgate_client._nodes.failures import check_problem, failure, failure_to_end
 from tollgate_client._proto.health_pb2 import HealthCheckResponse
 from tollgate_client._proto.status_pb2 import Any as AnyMessage
 from tollgate_client._proto.status_pb2 import Duration, RetryInfo, Status
@@ -36,6 +36,9 @@ REFUSED = "failed to connect to all addresses; last error: Connection refused"
     "error, report, reason, is_final",
     [
         (Error("INVALID_ARGUMENT"), ANSWERED, None, True),
+        (Error("FAILED_PRECONDITION"), ANSWERED, None, True),
+        (Error("NOT_FOUND"), ANSWERED, NoAnswer.NOT_CONFIGURED, True),
+        (Error("UNIMPLEMENTED"), ANSWERED, NoAnswer.FAILED, False),
         (Error("UNAUTHENTICATED"), ANSWERED, NoAnswer.FAILED, True),
         (Error("PERMISSION_DENIED"), ANSWERED, NoAnswer.FORBIDDEN, True),
         (Error("DEADLINE_EXCEEDED"), FAILED, NoAnswer.TIMEOUT, True),
@@ -48,6 +51,13 @@ def test_each_error(error, report, reason, is_final):
     found = failure(error, 0.05)
     assert (found.report, found.is_final) == (report, is_final)
     assert (found.error and found.error.reason) == reason
+
+
+def test_the_end_of_a_session_without_the_store_says_nothing_about_the_node():
+    found = failure_to_end(Error("UNAVAILABLE", "the store does not answer"), 0.05)
+    assert (found.report, found.is_final) == (CANCELLED, True)
+    assert failure_to_end(Error("UNAVAILABLE", REFUSED), 0.05).report is UNREACHABLE
+    assert failure_to_end(Error("INTERNAL"), 0.05).report is FAILED
 
 
 def test_a_call_with_little_time_says_nothing():

@@ -7,8 +7,8 @@ from typing import Any, Callable, List, Set, Tuple
 import pytest
 
 from tollgate_client import InvalidRequestError, Mode, NoAnswer, NoDecisionError
-from tollgate_client._leases.desk import Desk
 from tollgate_client._keep.inline import Inline
+from tollgate_client._leases.desk import Desk
 from tollgate_client._leases.keeper import Keeper
 from tollgate_client._leases.rate import RateUsage
 from tollgate_client._leases.resource import Resource

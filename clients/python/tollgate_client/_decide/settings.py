@@ -109,9 +109,7 @@ class Configured:
         self._made_in = os.getpid()
         if not deadline >= 0:
             raise SettingsError(f"a deadline of {deadline} seconds")
-        fallbacks = Fallbacks(
-            fallback, namespace_fallbacks, bucket_fallbacks, resource_fallbacks
-        )
+        fallbacks = Fallbacks(fallback, namespace_fallbacks, bucket_fallbacks, resource_fallbacks)
         self._rules = Rules(deadline, fallbacks, on_refused, on_soft_limited, on_tenant_refused)
         self._backend: Union[Servers, Fake]
         if isinstance(addresses, (str, Iterable)):

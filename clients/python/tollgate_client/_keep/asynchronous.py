@@ -72,7 +72,9 @@ class _Signal:
 class AsyncKeeping(Keeping[Union["AsyncNodes", "AsyncFake"], D]):
     """What an asyncio client keeps in one event loop, in a task."""
 
-    def __init__(self, engine: Union[AsyncNodes, AsyncFake], new_desk: Callable[[Callable[[], None]], D]) -> None:
+    def __init__(
+        self, engine: Union[AsyncNodes, AsyncFake], new_desk: Callable[[Callable[[], None]], D]
+    ) -> None:
         self.loop = engine.loop
         self._bell = _Signal(self.loop)
         self._task: Optional[asyncio.Task[None]] = None

@@ -22,7 +22,11 @@ _OTHER_THREADS = 0.001
 class BlockingKeeping(Keeping[Union["BlockingNodes", "BlockingFake"], D]):
     """What a blocking client keeps, in a thread."""
 
-    def __init__(self, engine: Union[BlockingNodes, BlockingFake], new_desk: Callable[[Callable[[], None]], D]) -> None:
+    def __init__(
+        self,
+        engine: Union[BlockingNodes, BlockingFake],
+        new_desk: Callable[[Callable[[], None]], D],
+    ) -> None:
         # Its put may be called at any moment, by finalizers, too.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None

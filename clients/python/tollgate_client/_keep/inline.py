@@ -9,6 +9,7 @@ from typing import Optional
 from .._decide.effects import Plan
 from .effects import Clock, Rest
 
+
 class Inline:
     """Whenever somebody looks, does what a keeper would have done until then, at the times at which
     it would have done so."""

@@ -8,7 +8,7 @@ from typing import Any, Callable, Generic, Protocol, Set, TypeVar
 
 from .. import _fork
 from .._decide.effects import Plan
-from .desk import Desk, K
+from .desk import Desk
 from .effects import Clock
 from .inline import Inline
 

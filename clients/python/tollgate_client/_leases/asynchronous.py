@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 H = TypeVar("H", bound="_Closing")
 
+
 class AsyncLeases(Leases[Union["AsyncNodes", "AsyncFake"]], AsyncKeeping[Desk]):
     """The leases of an asyncio client in one event loop."""
 

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 H = TypeVar("H", bound="_Closing")
 
-class BlockingLeases(
-    Leases[Union["BlockingNodes", "BlockingFake"]], BlockingKeeping[Desk]
-):
+
+class BlockingLeases(Leases[Union["BlockingNodes", "BlockingFake"]], BlockingKeeping[Desk]):
     """The leases of a blocking client."""
 
 

@@ -11,7 +11,7 @@ from .capacity import Changes
 from .gauge import GaugeUsage, Places
 from .leasing import Leases
 from .rate import Rate, RateUsage
-from .resource import Mode, Resource, Unmeasured, Usage
+from .resource import Mode, Unmeasured, Usage
 
 
 class Handle:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from ..fake import BlockingFake
 
 
-class BlockingHolds(
-    Holds[Union["BlockingNodes", "BlockingFake"]], BlockingKeeping[Desk[Session]]
-):
+class BlockingHolds(Holds[Union["BlockingNodes", "BlockingFake"]], BlockingKeeping[Desk[Session]]):
     """The holds of a blocking client."""
 
 

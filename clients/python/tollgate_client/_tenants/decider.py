@@ -34,12 +34,11 @@ class TenantDecider(Deciding):
 
     def hits(self, request: TenantRequest) -> Plan[Hits]:
         """Asks until hits are granted, or can't be within ``max_wait``."""
-        message = wire.throttle(request)
         # It is the client that waits, so a refusal covers every wait.
         asked = Request(request.resource, request.domain, request.min_copies)
 
         def ask(deadline: float) -> Plan[Union[Hits, Refused]]:
-            answer = yield from self._timed(self.nodes.hits(message, deadline))
+            answer = yield from self._timed(self.nodes.hits(wire.throttle(request), deadline))
             return wire.hits(answer)
 
         def once(deadline: float) -> Plan[Union[Hits, Refused]]:
@@ -56,12 +55,11 @@ class TenantDecider(Deciding):
 
     def hold(self, request: TenantRequest, session: Session) -> Plan[None]:
         """Asks until the session has its hold, or can't have it within ``max_wait``."""
-        message = wire.reserve(session)
 
         def once(deadline: float) -> Plan[Union[Reserved, Refused]]:
             if session.is_released:
                 raise ClosedError("the client is closed")
-            plan = self._timed(reserve(self.nodes, session, message, deadline, self._clock))
+            plan = self._timed(reserve(self.nodes, session, deadline, self._clock))
             return self._or_fallback(request, plan, wire.reserved_by_fallback)
 
         try:

@@ -5,7 +5,7 @@ or a fake performs it."""
 from __future__ import annotations
 
 import math
-from typing import Iterator, List, Optional, Protocol
+from typing import Iterator, List, Optional
 
 from .._decide.effects import Plan
 from .._decide.log import LOG, Throttle
@@ -21,8 +21,8 @@ from .._proto.holds_pb2 import (
 )
 from ..answers import DecidedBy, Refused
 from ..errors import ClosedError, InvalidRequestError, NoAnswer, NoDecisionError, TollgateError
-from . import wire
-from .reserving import Tenants, reserve
+from .decider import TenantDecider
+from .reserving import reserve
 from .session import Reserved, Session
 
 _MOST_SESSIONS = 100
@@ -44,19 +44,10 @@ _END_AGAIN = 1.0
 """Seconds after which a session is ended again, if that was not answered."""
 
 
-class Deciding(Protocol):
-    """Who answers, and the fallback."""
-
-    nodes: Tenants
-
-    def fallback_grants(self, session: Session, now: float) -> bool:
-        """Whether the fallback grants a hold that no node has renewed in time."""
-
-
 class Keeper:
     """Keeps the holds of one client."""
 
-    def __init__(self, desk: Desk[Session], decider: Deciding, clock: Clock) -> None:
+    def __init__(self, desk: Desk[Session], decider: TenantDecider, clock: Clock) -> None:
         self._desk = desk
         self._decider = decider
         self._clock = clock
@@ -75,17 +66,19 @@ class Keeper:
                 end = min(end, self._clock() + LONGEST_CLOSE)
                 if not live or self._clock() >= end:
                     return
-            self._look()
+            if self._look():
+                continue
             plan = self._most_urgent()
             if plan is not None:
                 yield from plan
-            elif self._live:
-                wake = min(min(session.due_at for session in self._live), end)
+            else:
+                wake = min([end, *(session.due_at for session in live)])
                 yield Rest(min(max(wake - self._clock(), 0.0), FOREVER))
 
-    def _look(self) -> None:
-        """Ends what nobody wants, and asks the fallback about what nobody has renewed in time."""
-        now = self._clock()
+    def _look(self) -> bool:
+        """Ends what nobody wants, and asks the fallback about what nobody has renewed in time.
+        Returns whether anything was lost."""
+        now, is_any_lost = self._clock(), False
         for session in self._live:
             if session.is_held and session.is_released:
                 # Its handle was collected.
@@ -95,13 +88,11 @@ class Keeper:
                     session.renew(Reserved(session.copies, DecidedBy.FALLBACK), now)
                 else:
                     self._lose(session, "no node has renewed them in time")
+                    is_any_lost = True
+        return is_any_lost
 
     def _lose(self, session: Session, why: str) -> None:
         session.lose(why)
-        self._forget(session)
-
-    def _forget(self, session: Session) -> None:
-        self._live = [one for one in self._live if one is not session]
         self._desk.remove(session)
 
     def _most_urgent(self) -> Optional[Plan[None]]:
@@ -114,17 +105,20 @@ class Keeper:
                 for session in self._live
                 if session.is_recorded and session.due_at <= now + _TOGETHER
             ]
-            together.sort(key=lambda session: session.due_at)
+            together.sort(key=_due_at)
             return self._renew(together[:_MOST_SESSIONS])
-        for session in due:
-            return self._reserve(session) if session.is_held else self._end(session)
-        return None
+        if not due:
+            return None
+        session = min(due, key=_due_at)
+        return self._reserve(session) if session.is_held else self._end(session)
 
     @property
     def _deadline(self) -> float:
-        """Until when an answer has to come, so that it does not hold up the others."""
-        ttl = min((session.ttl for session in self._live if session.is_held), default=math.inf)
-        return self._clock() + min(_LONGEST_CALL, ttl / _CALLS)
+        """Until when an answer has to come, so that it does not hold up the others, and what is lost
+        is found in time."""
+        ttls = (session.ttl for session in self._live if session.is_held)
+        latest = self._clock() + min(_LONGEST_CALL, min(ttls, default=math.inf) / _CALLS)
+        return min([latest, *(one.lost_at for one in self._live if one.is_recorded)])
 
     def _renew(self, group: List[Session]) -> Plan[None]:
         """Renews recorded holds. If the nodes refuse the call because of one of them, renews each
@@ -169,11 +163,11 @@ class Keeper:
 
     def _reserve(self, session: Session) -> Plan[None]:
         """Asks for a hold that the shared state has not, so that it is recorded."""
-        message, sent_at = wire.reserve(session), self._clock()
+        sent_at = self._clock()
         session.due = sent_at + session.interval
         nodes = self._decider.nodes
         try:
-            decision = yield from reserve(nodes, session, message, self._deadline, self._clock)
+            decision = yield from reserve(nodes, session, self._deadline, self._clock)
         except TollgateError as error:
             self._log_failure(error)
             return
@@ -195,12 +189,16 @@ class Keeper:
                 LOG.debug("a session is not ended, tried again every second: %s", error)
                 session.end_due = self._clock() + _END_AGAIN
                 return
-        self._forget(session)
+        self._desk.remove(session)
 
     def _log_failure(self, error: TollgateError) -> None:
         held_back = self._log.passes(self._clock())
         if held_back is not None:
             LOG.warning("holds are not renewed: %s (%d such messages held back)", error, held_back)
+
+
+def _due_at(session: Session) -> float:
+    return session.due_at
 
 
 def _message(group: List[Session]) -> KeepAliveRequest:

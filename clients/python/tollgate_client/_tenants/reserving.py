@@ -42,9 +42,10 @@ class Tenants(Protocol):
 
 
 def reserve(
-    nodes: Tenants, session: Session, message: ReserveRequest, deadline: float, clock: Clock
+    nodes: Tenants, session: Session, deadline: float, clock: Clock
 ) -> Plan[Union[Reserved, Refused]]:
     """Asks for the hold of a session once. The session knows afterwards whether it may exist."""
+    message = wire.reserve(session)
     # What holds if the caller gives up.
     before, session.may_exist = session.may_exist, True
     session.is_asking = True
