@@ -11,6 +11,8 @@ a :class:`Fallback` decides then.
     client.acquire("db", "reads", max_wait=1.0)
     # Now call the database.
 
+:meth:`Client.hits` and :meth:`Client.hold` ask for what the limits leave to one user or tenant.
+
 A client that makes many calls leases a share of a resource's capacity instead, and limits itself:
 :meth:`Client.rate_limiter`, :meth:`Client.gauge` and :meth:`Client.capacity`.
 

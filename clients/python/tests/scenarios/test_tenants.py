@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tollgate_client import (
+    Client,
     ClosedError,
     DecidedBy,
     Fallback,
@@ -25,7 +26,7 @@ from tollgate_client import (
     RefusedError,
 )
 
-from ..harness.clients import AnyClient, Asynchronous, Blocking
+from ..harness.clients import PATIENT, AnyClient, Asynchronous, Blocking
 from ..harness.fault_proxy import Fault, FaultProxy
 from ..harness.processes import Node, Redis, free_port
 from ..harness.waiting import LIMIT, eventually, polls
@@ -213,6 +214,19 @@ def test_a_hold_ends_with_its_guard(kind, connect, node):
     eventually("counted", lambda: metric("held_copies") == before)
 
 
+def test_a_hold_outlives_its_client_only_with_its_handle(node):
+    client = Client(node.grpc, deadline=PATIENT)
+    hold = client.hold("sandbox", "acme", 3, ttl=3600.0)
+    del client
+    gc.collect()
+    assert hold.is_held and held(node) == 3
+    del hold
+    gc.collect()
+    eventually("released", lambda: held(node) == 0)
+    connections = lambda: node.metric("tollgate_connections", transport="grpc")  # noqa: E731
+    eventually("the connections are closed", lambda: connections() == 0)
+
+
 def test_never_more_copies_are_held_than_there_are(connect, start, redis):
     nodes = [start(LIMITS, "--store", redis.url) for _ in range(2)]
     clients = [connect([node.grpc for node in nodes]) for _ in range(3)]
@@ -262,8 +276,8 @@ def test_a_hold_is_waited_for(connect, node):
 
 def test_a_hold_is_kept_alive(connect, node):
     client = connect(node.grpc)
-    hold = client.hold("sandbox", "acme", 3, ttl=2.0)
-    assert not hold.lost(timeout=6.0)
+    hold = client.hold("sandbox", "acme", 3, ttl=3.0)
+    assert not hold.lost(timeout=7.0)
     assert hold.is_held and hold.decided_by is DecidedBy.NODE and held(node) == 3
 
 
@@ -393,14 +407,13 @@ def test_a_client_that_is_closed_releases_its_holds(connect, proxy, node):
 
 def test_many_holds_are_renewed_in_few_calls(connect, node):
     client = connect(node.grpc)
-    holds = [client.hold("many", f"tenant-{at}", ttl=60.0) for at in range(200)]
-    # They are renewed when the first one is due, which is the only one with a short ttl.
-    short = [client.hold("many", "acme", ttl=3.0) for _ in range(100)]
+    holds = [client.hold("many", f"tenant-{at}", ttl=3.0) for at in range(150)]
     before = node.metric("tollgate_rpc_duration_seconds_count", transport="grpc")
-    assert not short[0].lost(timeout=6.0)
+    assert not holds[0].lost(timeout=6.0)
     calls = node.metric("tollgate_rpc_duration_seconds_count", transport="grpc") - before
-    assert all(hold.is_held for hold in (*holds, *short))
-    assert 4 <= calls <= 50, f"{calls} calls for 100 holds, each renewed several times"
+    assert all(hold.is_held for hold in holds)
+    # Two for each round, if all are due within half a second.
+    assert 4 <= calls <= 75, f"{calls} calls for 150 holds, each renewed several times"
 
 
 def test_holds_stay_with_the_parent_of_a_fork(node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -152,6 +153,22 @@ def test_a_fallback_takes_over_a_hold_of_a_fake(connect):
     fake.answer_tenant("sandbox", "acme", FakeAnswer.GRANT)
     fake_time.advance(10.0)
     assert held.is_held and held.decided_by is DecidedBy.NODE
+
+
+def test_holds_of_another_event_loop_are_lost():
+    fake, told = Fake(), []
+    client = fake.aio_client()
+
+    async def hold(copies):
+        held = await client.hold("sandbox", "acme", copies, on_lost=lambda: told.append(copies))
+        assert held.is_held and not await held.lost(timeout=0.01)
+        return held
+
+    first = asyncio.run(hold(1))
+    assert not first.is_held and told == [1]
+    second = asyncio.run(hold(2))
+    assert not second.is_held and told == [1, 2]
+    asyncio.run(client.close())
 
 
 def test_holds_in_real_time(connect):

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from ..fake import AsyncFake
 
 
-class _Released(Protocol):
-    def release(self) -> None: ...
+class _Releasable(Protocol):
+    def release(self) -> None:
+        """Gives it back."""
 
 
-R = TypeVar("R", bound=_Released)
+R = TypeVar("R", bound=_Releasable)
 
 _OTHER_TASKS = 0.001
 """Real seconds that a waiting caller of a fake leaves to other tasks."""
