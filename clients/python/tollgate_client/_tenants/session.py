@@ -69,7 +69,8 @@ class Session:
         """When the keeper has to renew it, or to end it."""
         self._desk = desk
         self._on_lost = on_lost
-        self._lock = threading.Lock()
+        # A signal handler may release it while its thread holds the lock.
+        self._lock = threading.RLock()
         self._watchers: Set[Signal] = set()
 
     @property
@@ -144,7 +145,7 @@ class Session:
 
     def after_fork(self) -> None:
         """The hold is the parent's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._watchers = set()
         self.is_held, self.is_released = False, True
 
