@@ -75,7 +75,7 @@ async fn charges_are_taken_from_the_bucket() {
     let limits = "namespaces:
   a:
     buckets:
-      rows: { size: 100000, fill_rate: 1/d, max_tokens_per_request: 1000 }
+      rows: { size: 10000, fill_rate: 1/h, max_tokens_per_request: 1000 }
 ";
     let limits = LimitsFile::new(limits);
     let node = Node::start(&limits.path(), &[]);
