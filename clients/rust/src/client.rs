@@ -236,7 +236,7 @@ impl Client {
     }
 
     /// The time for an answer.
-    fn deadline(&self, of_request: Option<Duration>) -> Duration {
+    pub(crate) fn deadline(&self, of_request: Option<Duration>) -> Duration {
         of_request.unwrap_or(self.0.deadline).min(LONGEST_DEADLINE)
     }
 

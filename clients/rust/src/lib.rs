@@ -25,6 +25,9 @@
 //! of need: see [`SmartBucket`]. What each tenant may use is limited by hits ([`Client::hits`]), or by
 //! copies that are held ([`Client::hold`]).
 //!
+//! With the feature `tower`, `QuotaLayer` takes tokens before each request that a server of axum or
+//! tonic handles, or each call that a tonic client makes.
+//!
 //! # When nodes fail
 //!
 //! A call that fails at one node is made to another one, as long as the deadline lasts. A node that
@@ -64,6 +67,8 @@ mod decision;
 mod fake;
 mod fallback;
 mod holds;
+#[cfg(feature = "tower")]
+mod layer;
 mod leases;
 mod metrics;
 mod nodes;
@@ -80,6 +85,8 @@ pub use decision::{AcquireError, DecidedBy, Decision, Error, Grant, NoAnswer, Re
 pub use fake::{Fake, FakeAnswer};
 pub use fallback::{Fallback, LocalRate};
 pub use holds::Hold;
+#[cfg(feature = "tower")]
+pub use layer::{Bucket, QuotaBody, QuotaLayer, QuotaService};
 pub use leases::{Capacity, Closed, Gauge, LeaseBuilder, LeaseError, Mode, Place, RateLimiter};
 pub use request::Request;
 pub use smart::{SmartBucket, SmartBuilder};

@@ -6,6 +6,7 @@ mod charges;
 mod cost;
 mod decisions;
 mod faults;
+mod layer;
 mod leases;
 mod nodes;
 mod security;
