@@ -147,7 +147,7 @@ slow() {
 }
 
 docs() {
-  RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+  RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --all-features
   cargo test --workspace --doc --locked
 }
 
