@@ -252,7 +252,7 @@ impl Builder {
             holds: Holds::new(
                 Arc::clone(&backend),
                 self.fallbacks.clone(),
-                &client_id,
+                (&client_id, self.deadline),
                 tasks.clone(),
             ),
             leases: Leases::new(Arc::clone(&backend), client_id, tasks.clone()),

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
 use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tollgate_common::LogThrottle;
 
 use crate::backend::Backend;
-use crate::decision::{self, Decision, Error, Reason};
+use crate::decision::{self, Decision, Error, NoAnswer, Reason};
 use crate::metrics;
 use crate::request::Request;
 use crate::tasks::Tasks;
@@ -23,14 +24,21 @@ const TOGETHER: Duration = Duration::from_millis(100);
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest pause before a charge that was refused is tried again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The bounds of the pause before a charge that was refused is tried again: it doubles.
+const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+
+/// A bucket of which nothing could be taken for so long is not charged: what it is charged is of the
+/// past, and would refuse the present.
+const LONGEST_OPEN: Duration = Duration::from_secs(60);
+
+/// How long the bucket is taken to give no more to one request than it has.
+const MOST_TIME: Duration = Duration::from_secs(60);
 
 /// The most buckets with charges at a time.
 const MOST_BUCKETS: usize = 10_000;
 
-/// The most calls for one bucket in a row.
-const MOST_IN_TURN: usize = 20;
+/// How long calls for one bucket follow one another.
+const TURN: Duration = Duration::from_millis(500);
 
 /// How long closing may take.
 const LONGEST_CLOSE: Duration = Duration::from_secs(5);
@@ -41,15 +49,14 @@ const MOST_CALLS: usize = 16;
 /// The charges of one client.
 pub(crate) struct Charges {
     tasks: Tasks,
-    has_task: AtomicBool,
+    task: Mutex<Option<JoinHandle<()>>>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
     backend: Arc<Backend>,
-    /// By namespace and bucket.
-    open: Mutex<HashMap<String, HashMap<String, Charge>>>,
-    /// There is a charge after there was none, or the client is closed.
+    open: Mutex<Open>,
+    /// There is a charge, or the client is closed.
     bell: Notify,
     /// The client is closed: what is open is not put together any longer.
     hurry: Notify,
@@ -60,22 +67,45 @@ struct Shared {
     log: LogThrottle,
 }
 
+/// What is charged and not taken yet.
+#[derive(Default)]
+struct Open {
+    /// By namespace and bucket.
+    charges: HashMap<String, HashMap<String, Charge>>,
+    /// The number of buckets.
+    count: usize,
+}
+
 /// What a bucket is charged.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Charge {
     tokens: u64,
-    /// The most that the bucket gives to one request, as far as is known.
-    most: Option<u64>,
+    /// The most that the bucket gives to one request, and until when that is believed.
+    most: Option<(u64, Instant)>,
     /// Not before then; `None`: at once.
     due: Option<Instant>,
+    /// The next longest pause.
+    pause: Duration,
+    /// Since when nothing could be taken.
+    since: Instant,
+}
+
+impl Charge {
+    fn new(tokens: u64) -> Self {
+        Self { tokens, most: None, due: None, pause: PAUSES[0], since: Instant::now() }
+    }
 }
 
 /// What came of a charge.
 enum Charged {
     /// So many tokens were taken.
     Tokens(u64),
+    /// Nobody knows whether they were. They are not charged again.
+    Lost,
     /// There may be some later.
     Later(Duration),
+    /// So many may be had now.
+    Part(u64),
     /// So many may be too many for one request.
     TooMany,
     /// There never will be any.
@@ -93,38 +123,41 @@ impl Charges {
             is_abandoned: AtomicBool::new(false),
             log: LogThrottle::default(),
         };
-        Self { tasks, has_task: AtomicBool::new(false), shared: Arc::new(shared) }
+        Self { tasks, task: Mutex::default(), shared: Arc::new(shared) }
     }
 
     pub(crate) fn add(&self, namespace: &str, bucket: &str, tokens: u64) {
         let shared = &self.shared;
-        let was_empty = {
+        {
             let mut open = shared.open();
-            let was_empty = open.is_empty();
-            let known = open.get_mut(namespace).and_then(|within| within.get_mut(bucket));
+            let known = open.charges.get_mut(namespace).and_then(|within| within.get_mut(bucket));
             if let Some(charge) = known {
                 charge.tokens = charge.tokens.saturating_add(tokens);
-            } else if open.values().map(HashMap::len).sum::<usize>() < MOST_BUCKETS {
-                let charge = Charge { tokens, ..Charge::default() };
-                open.entry(namespace.to_owned()).or_default().insert(bucket.to_owned(), charge);
+            } else if open.count < MOST_BUCKETS {
+                open.count += 1;
+                let within = open.charges.entry(namespace.to_owned()).or_default();
+                within.insert(bucket.to_owned(), Charge::new(tokens));
             } else {
                 drop(open);
                 shared.log_dropped(namespace, bucket, "there are charges of too many buckets");
                 return;
             }
-            was_empty
-        };
-        if !self.has_task.swap(true, Ordering::AcqRel) {
-            self.tasks.spawn(Arc::clone(shared).run());
         }
-        if was_empty {
-            shared.bell.notify_one();
+        let mut task = self.task();
+        // Another one if the runtime of the last one has ended.
+        if task.as_ref().is_none_or(JoinHandle::is_finished) {
+            *task = Some(self.tasks.spawn(Arc::clone(shared).run()));
         }
+        shared.bell.notify_one();
+    }
+
+    fn task(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tries all that is open once more.
     pub(crate) async fn close(&self) {
-        if !self.has_task.load(Ordering::Acquire) {
+        if self.task().as_ref().is_none_or(JoinHandle::is_finished) {
             return;
         }
         let (told, done) = oneshot::channel();
@@ -144,7 +177,7 @@ impl Drop for Charges {
 }
 
 impl Shared {
-    fn open(&self) -> MutexGuard<'_, HashMap<String, HashMap<String, Charge>>> {
+    fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -163,7 +196,7 @@ impl Shared {
             if is_abandoned {
                 return;
             }
-            if self.open().is_empty() {
+            if self.open().count == 0 {
                 self.bell.notified().await;
             }
         }
@@ -174,7 +207,7 @@ impl Shared {
         let now = Instant::now();
         let due: Vec<(String, String, Charge)> = {
             let open = self.open();
-            let all = open.iter().flat_map(|(namespace, within)| {
+            let all = open.charges.iter().flat_map(|(namespace, within)| {
                 within.iter().map(move |(bucket, charge)| (namespace, bucket, charge))
             });
             let due = all.filter(|(.., charge)| is_last || charge.due.is_none_or(|due| due <= now));
@@ -189,10 +222,11 @@ impl Shared {
     }
 
     async fn charge_bucket(&self, namespace: String, bucket: String, charge: Charge) {
-        let (mut left, mut most) = (charge.tokens, charge.most.unwrap_or(u64::MAX));
-        let mut due = None;
-        for _ in 0..MOST_IN_TURN {
-            let tokens = left.min(most);
+        let start = Instant::now();
+        let mut most = charge.most.filter(|(_, until)| start < *until);
+        let (mut left, mut due, mut taken_at, mut part) = (charge.tokens, None, None, u64::MAX);
+        while left > 0 && due.is_none() && start.elapsed() < TURN {
+            let tokens = left.min(most.map_or(u64::MAX, |(most, _)| most)).min(part);
             let request = Request::new(&namespace, &bucket).tokens(tokens);
             let answer = self.backend.allow(&request, Instant::now() + ANSWER_TIMEOUT).await;
             let answer = answer.and_then(|response| decision::from_response(&response));
@@ -200,28 +234,37 @@ impl Shared {
                 Charged::Tokens(taken) => {
                     metrics::charged(taken);
                     left = left.saturating_sub(taken);
+                    (taken_at, part) = (Some(Instant::now()), u64::MAX);
                 }
-                Charged::Later(pause) => due = Some(Instant::now() + pause.min(LONGEST_PAUSE)),
-                Charged::TooMany => most = tokens / 2,
+                Charged::Lost => left = left.saturating_sub(tokens),
+                Charged::Later(pause) => due = Some(Instant::now() + pause.min(charge.pause)),
+                Charged::Part(some) => part = some,
+                Charged::TooMany => most = Some((tokens / 2, start + MOST_TIME)),
                 Charged::Never(why) => {
                     left = 0;
                     self.log_dropped(&namespace, &bucket, &why);
                 }
             }
-            if left == 0 || due.is_some() {
-                break;
-            }
         }
         let mut open = self.open();
-        let Some(within) = open.get_mut(&namespace) else { return };
+        let Some(within) = open.charges.get_mut(&namespace) else { return };
         let Some(now_open) = within.get_mut(&bucket) else { return };
         // More may have been charged meanwhile.
         now_open.tokens = now_open.tokens.saturating_sub(charge.tokens - left);
-        (now_open.most, now_open.due) = (Some(most), due);
-        if now_open.tokens == 0 {
+        (now_open.most, now_open.due) = (most, due);
+        now_open.since = taken_at.unwrap_or(now_open.since);
+        let longer = (charge.pause * 2).min(PAUSES[1]);
+        now_open.pause = if taken_at.is_some() { PAUSES[0] } else { longer };
+        let is_old = now_open.since.elapsed() > LONGEST_OPEN;
+        if now_open.tokens == 0 || is_old {
             within.remove(&bucket);
             if within.is_empty() {
-                open.remove(&namespace);
+                open.charges.remove(&namespace);
+            }
+            open.count -= 1;
+            drop(open);
+            if is_old {
+                self.log_dropped(&namespace, &bucket, "nothing could be taken for a minute");
             }
         }
     }
@@ -234,16 +277,23 @@ impl Shared {
 }
 
 fn charged(answer: Result<Decision, Error>, tokens: u64) -> Charged {
-    match answer {
+    let refusal = match answer {
         // Who is charged does not wait.
-        Ok(Decision::Granted(grant)) => Charged::Tokens(grant.tokens),
-        Ok(Decision::Refused(refusal)) => match (refusal.reason, refusal.retry_after) {
-            (_, Some(retry_after)) => Charged::Later(retry_after),
-            (Reason::Unavailable, None) => Charged::Later(LONGEST_PAUSE),
-            (Reason::Limit | Reason::TooManyTokens, None) if tokens > 1 => Charged::TooMany,
-            (reason, None) => Charged::Never(reason.to_string()),
-        },
-        Err(Error::NoDecision(_)) => Charged::Later(LONGEST_PAUSE),
-        Err(error @ Error::Invalid(_)) => Charged::Never(error.to_string()),
+        Ok(Decision::Granted(grant)) => return Charged::Tokens(grant.tokens),
+        Ok(Decision::Refused(refusal)) => refusal,
+        Err(Error::NoDecision(NoAnswer::Timeout | NoAnswer::Failed(_))) => return Charged::Lost,
+        Err(Error::NoDecision(NoAnswer::Unreachable | NoAnswer::Overloaded)) => {
+            return Charged::Later(PAUSES[1]);
+        }
+        Err(error) => return Charged::Never(error.to_string()),
+    };
+    let there = refusal.level.map_or(0, |level| level.available as u64);
+    match (refusal.reason, refusal.retry_after) {
+        // A bucket that lends nothing. Half, as some may be kept in reserve.
+        (Reason::Limit, _) if there > 0 && tokens > 1 => Charged::Part(there.min(tokens / 2)),
+        (_, Some(retry_after)) => Charged::Later(retry_after),
+        (Reason::Unavailable | Reason::TooManyBuckets, None) => Charged::Later(PAUSES[1]),
+        (Reason::Limit | Reason::TooManyTokens, None) if tokens > 1 => Charged::TooMany,
+        (reason, None) => Charged::Never(reason.to_string()),
     }
 }

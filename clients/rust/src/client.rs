@@ -157,8 +157,12 @@ impl Client {
     }
 
     /// Charges a bucket with what a request has cost beyond its tokens, once that is known. What is
-    /// charged is put together, and taken from the bucket in the background; nobody waits for it,
-    /// and while the bucket refuses it, it is tried again. It is never given back.
+    /// charged is put together, and taken from the bucket in the background; nobody waits for it.
+    /// While the bucket refuses it, it is tried again. It is never given back.
+    ///
+    /// It is dropped, which is logged, if the bucket gives nothing for a minute, can never give it,
+    /// or is beyond the first 10,000 that are charged at a time. If an answer is lost, what it was
+    /// about is not charged again.
     ///
     /// ```no_run
     /// # async fn example(client: tollgate_client::Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -172,6 +176,10 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
+    /// # Panics
+    ///
+    /// If neither the client was made in a Tokio runtime, which only one of a
+    /// [`Fake`](crate::Fake) can, nor this is called in one.
     pub fn charge(&self, namespace: &str, bucket: &str, tokens: u64) {
         if tokens > 0 {
             self.0.charges.add(namespace, bucket, tokens);
@@ -187,7 +195,8 @@ impl Client {
         tokio::join!(leases.close(), holds.close(), charges.close());
     }
 
-    async fn decide(&self, request: &Request<'_>) -> Result<Decision, Error> {
+    /// Asks once, and tells nobody.
+    pub(crate) async fn decide(&self, request: &Request<'_>) -> Result<Decision, Error> {
         let Inner { refusals, fallbacks, .. } = &*self.0;
         if let Some(refusal) = refusals.get(request, Instant::now()) {
             return Ok(Decision::Refused(refusal));

@@ -21,16 +21,18 @@ pub(crate) struct Level {
     pub(crate) available: f64,
     /// The tokens that come in a second; more than 0.
     pub(crate) rate: f64,
+    /// The most that are there.
+    pub(crate) size: f64,
 }
 
 impl Level {
-    pub(crate) fn new(available: f64, rate: f64) -> Option<Self> {
-        (rate > 0.0 && rate.is_finite() && available.is_finite())
-            .then_some(Self { available, rate })
+    pub(crate) fn new(available: f64, rate: f64, size: f64) -> Option<Self> {
+        let is_known = rate > 0.0 && rate.is_finite() && available.is_finite();
+        is_known.then_some(Self { available, rate, size })
     }
 
-    fn bits(&self) -> [u64; 2] {
-        [self.available, self.rate].map(f64::to_bits)
+    fn bits(&self) -> [u64; 3] {
+        [self.available, self.rate, self.size].map(f64::to_bits)
     }
 }
 
@@ -226,7 +228,10 @@ pub(crate) fn from_response(response: &AllowResponse) -> Result<Decision, Error>
         true => DecidedBy::DegradedNode,
         false => DecidedBy::Node,
     };
-    let level = Level::new(response.tokens_available, response.fill_rate);
+    // Of a share, or without a limit that counts, nothing is known.
+    let is_known = !response.degraded && !response.shadow && !response.banned;
+    let level = Level::new(response.tokens_available, response.fill_rate, response.size as f64);
+    let level = level.filter(|_| is_known);
     let refused = |reason| {
         let retry_after = response.retry_after_millis;
         let retry_after = (retry_after > 0).then(|| duration(retry_after));

@@ -33,6 +33,8 @@ pub(crate) struct Holds {
     fallbacks: Fallbacks,
     /// The name of the client, which operators see.
     name: String,
+    /// The time for an answer.
+    deadline: Duration,
     tasks: Tasks,
     /// What goes to the task, if there is one.
     events: Mutex<Option<Events>>,
@@ -43,14 +45,14 @@ impl Holds {
     pub(crate) fn new(
         backend: Arc<Backend>,
         fallbacks: Fallbacks,
-        client_id: &str,
+        (client_id, deadline): (&str, Duration),
         tasks: Tasks,
     ) -> Self {
         let fits = |end: &usize| *end <= MOST_NAME_BYTES && client_id.is_char_boundary(*end);
         let end = (0..=client_id.len()).rev().find(fits).unwrap_or(0);
         let name = if end == 0 { "client" } else { &client_id[..end] }.to_owned();
         let (events, is_closed) = (Mutex::default(), watch::Sender::new(false));
-        Self { backend, fallbacks, name, tasks, events, is_closed }
+        Self { backend, fallbacks, name, deadline, tasks, events, is_closed }
     }
 
     /// Begins to ask for copies.
@@ -70,7 +72,7 @@ impl Holds {
     fn start(&self) -> Events {
         let (events, received) = mpsc::unbounded_channel();
         let (backend, fallbacks) = (Arc::clone(&self.backend), self.fallbacks.clone());
-        self.tasks.spawn(Keeper::new(backend, fallbacks, received).run());
+        self.tasks.spawn(Keeper::new(backend, fallbacks, self.deadline, received).run());
         events
     }
 

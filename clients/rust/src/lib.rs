@@ -50,6 +50,7 @@
 //! | `tollgate_client_request_seconds` | | how long it took until a node had decided, or none would; a histogram |
 //! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`], [`Client::hits`] and [`Client::hold`] took, a histogram |
 //! | `tollgate_client_failed_calls_total` | `reason` | calls to nodes that have failed: `timeout`, `unreachable`, `overloaded`, `forbidden`, `not_configured`, `error` |
+//! | `tollgate_client_smart_tokens_total` | `outcome` | tokens of smart buckets that were `used` or `refused` |
 //! | `tollgate_client_charged_tokens_total` | | tokens that were taken for what [`Client::charge`] said |
 //! | `tollgate_client_held_copies` | | the copies that this process holds |
 //! | `tollgate_client_lost_holds_total` | | holds that were lost before the application released them |

@@ -97,6 +97,11 @@ pub(crate) fn nodes(more: i64, more_called: i64) {
     metrics::gauge!("tollgate_client_nodes_called").set(add(1, more_called) as f64);
 }
 
+/// Tokens that were taken ahead of need were used, or others refused.
+pub(crate) fn smart_tokens(outcome: &'static str, tokens: u64) {
+    metrics::counter!("tollgate_client_smart_tokens_total", "outcome" => outcome).increment(tokens);
+}
+
 /// Tokens were taken for what was charged.
 pub(crate) fn charged(tokens: u64) {
     metrics::counter!("tollgate_client_charged_tokens_total").increment(tokens);

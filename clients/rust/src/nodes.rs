@@ -203,7 +203,7 @@ impl Nodes {
                 Err(Failure::Invalid(message)) => return Err(Error::Invalid(message)),
                 Err(Failure::Final(failure)) => {
                     metrics::call_failed(&failure);
-                    return Err(Error::NoDecision(failure));
+                    return Err(Error::NoDecision(arrived.unwrap_or(failure)));
                 }
                 Err(Failure::Retry(failure)) => failure,
             };

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use self::keeper::Keeper;
 use crate::client::Client;
@@ -49,7 +49,12 @@ impl SmartBuilder<'_> {
         Self { is_critical: false, ..self }
     }
 
-    /// Begins.
+    /// Begins to take tokens, with the first use.
+    ///
+    /// # Panics
+    ///
+    /// If neither the client was made in a Tokio runtime, which only one of a
+    /// [`Fake`](crate::Fake) can, nor this is called in one.
     pub fn build(self) -> SmartBucket {
         let stock = Arc::new(Stock::new());
         let names = (self.namespace.to_owned(), self.bucket.to_owned());
@@ -66,7 +71,10 @@ impl SmartBuilder<'_> {
 /// As many are taken as are used in a second (see [`ahead`](SmartBuilder::ahead)), and half of
 /// them are left when more are asked for. So the first call after a pause waits for a node, and up
 /// to a second's use is lost when it ends: what was taken is not given back. All clients together
-/// never use more than the nodes, or the client's [`Fallback`](crate::Fallback), have granted.
+/// never use more than the nodes, or the client's [`Fallback`](crate::Fallback), have granted. The
+/// requests to nodes are not told to [`on_refused`](crate::Builder::on_refused).
+///
+/// It works on after [`Client::close`].
 ///
 /// ```no_run
 /// # async fn example(client: tollgate_client::Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -115,11 +123,14 @@ struct Stock {
 enum Trouble {
     #[default]
     None,
-    /// There will be some.
-    Refused(Refusal),
+    /// There will be some, as was said then.
+    Refused(Refusal, Instant),
     /// Nobody knows when there will be some; who waits is told.
-    Failed(AcquireError),
+    Failed(AcquireError, Instant),
 }
+
+/// How long that is true.
+const TROUBLE_TIME: Duration = Duration::from_secs(2);
 
 impl SmartBucket {
     /// Uses tokens if they are there. Costs no call to a node. A request for 0 tokens is one for 1.
@@ -161,7 +172,7 @@ impl SmartBucket {
                     },
                     // The sender is in the stock.
                     _ = troubles.changed() => {
-                        if let Trouble::Failed(error) = &*troubles.borrow_and_update() {
+                        if let Trouble::Failed(error, _) = &*troubles.borrow_and_update() {
                             return Err(error.clone());
                         }
                     }
@@ -203,7 +214,7 @@ impl Stock {
     }
 
     fn wake(&self) {
-        if !self.is_woken.load(Ordering::Relaxed) && !self.is_woken.swap(true, Ordering::AcqRel) {
+        if !self.is_woken.load(Ordering::SeqCst) && !self.is_woken.swap(true, Ordering::SeqCst) {
             self.bell.notify_one();
         }
     }
@@ -211,11 +222,13 @@ impl Stock {
     /// The refusal of who has waited for too long.
     fn refusal(&self) -> AcquireError {
         match &*self.trouble.borrow() {
-            Trouble::Failed(error) => error.clone(),
-            Trouble::Refused(refusal) => AcquireError::Refused(refusal.clone()),
-            Trouble::None => {
-                AcquireError::Refused(Refusal::new(Reason::Limit, None, DecidedBy::Node))
+            Trouble::Failed(error, at) if at.elapsed() <= TROUBLE_TIME => error.clone(),
+            Trouble::Refused(refusal, at) if at.elapsed() <= TROUBLE_TIME => {
+                let retry_after =
+                    refusal.retry_after.map(|after| after.saturating_sub(at.elapsed()));
+                AcquireError::Refused(Refusal { retry_after, ..refusal.clone() })
             }
+            _ => AcquireError::Refused(Refusal::new(Reason::Limit, None, DecidedBy::Node)),
         }
     }
 }
@@ -228,14 +241,15 @@ struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     fn new(stock: &'a Stock, tokens: u32) -> Self {
-        stock.waiting.fetch_add(tokens.into(), Ordering::AcqRel);
+        // Before the look whether the keeper is woken, which looks here after it has slept.
+        stock.waiting.fetch_add(tokens.into(), Ordering::SeqCst);
         Self { stock, tokens }
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.stock.waiting.fetch_sub(self.tokens.into(), Ordering::AcqRel);
+        self.stock.waiting.fetch_sub(self.tokens.into(), Ordering::SeqCst);
     }
 }
 

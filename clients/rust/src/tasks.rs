@@ -1,6 +1,7 @@
 //! Where the library's tasks run.
 
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 /// The runtime of the client, if it was made in one: a fake needs none before its first task.
 #[derive(Clone, Debug)]
@@ -12,7 +13,8 @@ impl Tasks {
         Self(Handle::try_current().ok())
     }
 
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.0.clone().unwrap_or_else(Handle::current).spawn(task);
+    /// Panics if there is none.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.0.clone().unwrap_or_else(Handle::current).spawn(task)
     }
 }

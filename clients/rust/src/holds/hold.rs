@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
@@ -11,6 +12,9 @@ use super::session::Session;
 use crate::backend::Backend;
 use crate::decision::{DecidedBy, Error, NoAnswer, Refusal};
 use crate::tenants::{Copies, TenantRequest, copies};
+
+/// How long a release may take.
+const LONGEST_RELEASE: Duration = Duration::from_secs(5);
 
 /// An attempt to get copies. Dropped without them, it leaves nothing behind.
 pub(crate) struct Attempt {
@@ -159,12 +163,11 @@ impl Hold {
         self.session.ended()
     }
 
-    /// Releases the copies, and waits until a node knows that, for the
-    /// [`ttl`](crate::TenantRequest::ttl) at most. When this is only dropped, one is told in the
-    /// background.
+    /// Releases the copies, and waits until a node knows that, for five seconds at most. When this
+    /// is only dropped, one is told in the background.
     pub async fn release(self) {
         let (released, done) = oneshot::channel();
-        let until = Instant::now() + self.session.ttl;
+        let until = Instant::now() + LONGEST_RELEASE;
         self.session.end();
         let event = Event::End(Arc::clone(&self.session), Some(released));
         if self.events.send(event).is_ok() {

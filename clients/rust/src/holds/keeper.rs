@@ -29,7 +29,8 @@ const PART_OF_TTL: u32 = 3;
 /// The longest time between two renewals of a hold that no node has recorded.
 const LONGEST_UNRECORDED: Duration = Duration::from_secs(5);
 
-/// Of the ttl: the time for an answer, so that there is time for several attempts.
+/// Of the ttl: the time for an answer, so that there is time for several attempts; or that of the
+/// client's other requests, if that is longer, and at most twice as much of the ttl.
 const ANSWER_PART_OF_TTL: u32 = 12;
 
 /// The bounds of that.
@@ -41,7 +42,7 @@ const PAUSE_PART_OF_TTL: u32 = 24;
 /// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Renewals that are due so soon are made in the same call.
+/// Renewals that are due so soon, or at another attempt, are made in the same call.
 const TOGETHER: Duration = Duration::from_millis(500);
 
 /// The most sessions in one call.
@@ -143,10 +144,11 @@ impl Kept {
         (self.session.ttl / PAUSE_PART_OF_TTL).min(LONGEST_PAUSE)
     }
 
-    /// The time for an answer.
-    fn patience(&self) -> Duration {
+    /// The time for an answer, where the client's other requests have so long.
+    fn patience(&self, deadline: Duration) -> Duration {
         let [least, most] = ANSWER_TIMES;
-        (self.session.ttl / ANSWER_PART_OF_TTL).clamp(least, most)
+        let part = self.session.ttl / ANSWER_PART_OF_TTL;
+        deadline.clamp(part, 2 * part).clamp(least, most)
     }
 
     /// When the copies are lost without another answer.
@@ -193,6 +195,7 @@ enum Answer {
 pub(super) struct Keeper {
     backend: Arc<Backend>,
     fallbacks: Fallbacks,
+    deadline: Duration,
     events: mpsc::UnboundedReceiver<Event>,
     /// Nobody can send an event any more.
     is_alone: bool,
@@ -223,11 +226,13 @@ impl Keeper {
     pub(super) fn new(
         backend: Arc<Backend>,
         fallbacks: Fallbacks,
+        deadline: Duration,
         events: mpsc::UnboundedReceiver<Event>,
     ) -> Self {
         Self {
             backend,
             fallbacks,
+            deadline,
             events,
             is_alone: false,
             closing: None,
@@ -328,7 +333,7 @@ impl Keeper {
 
     /// Begins the calls that are due.
     fn do_what_is_due(&mut self, now: Instant) {
-        let mut renewed = Vec::new();
+        let mut renewed: HashMap<Duration, Vec<u64>> = HashMap::new();
         while let Some((at, id)) = self.due.first().copied() {
             let Some(kept) = self.kept.get(&id) else {
                 self.due.remove(&(at, id));
@@ -336,7 +341,7 @@ impl Keeper {
             };
             // Those that are renewed go along with others that are due.
             let goes_along = !renewed.is_empty() && kept.is_held() && !kept.is_called;
-            if at > now && !(goes_along && at <= now + TOGETHER) {
+            if at > now && !(goes_along && at <= now + TOGETHER.min(kept.pause())) {
                 break;
             }
             match kept.phase {
@@ -345,8 +350,9 @@ impl Keeper {
                 }
                 Phase::Held { .. } if kept.is_alone => self.wait_for_call(id, Call::Renew),
                 Phase::Held { .. } => {
+                    // Those that wait as long for an answer go together.
+                    renewed.entry(kept.patience(self.deadline)).or_default().push(id);
                     self.is_called(id);
-                    renewed.push(id);
                 }
                 Phase::Lost => self.plan(id, None),
                 Phase::Ending { .. } if kept.may_live_until.is_none_or(|until| until <= now) => {
@@ -355,8 +361,10 @@ impl Keeper {
                 Phase::Ending { .. } => self.wait_for_call(id, Call::End),
             }
         }
-        for ids in renewed.chunks(MOST_RENEWED) {
-            self.renew(ids.to_vec(), false);
+        for (patience, ids) in renewed {
+            for ids in ids.chunks(MOST_RENEWED) {
+                self.renew(ids.to_vec(), patience, false);
+            }
         }
     }
 
@@ -370,7 +378,15 @@ impl Keeper {
 
     fn wait_for_call(&mut self, id: u64, call: Call) {
         self.is_called(id);
-        self.waiting.push_back((id, call));
+        self.enqueue(id, call);
+    }
+
+    /// Holds that are in use come before those that end.
+    fn enqueue(&mut self, id: u64, call: Call) {
+        match call {
+            Call::End => self.waiting.push_back((id, call)),
+            Call::Renew | Call::Reserve => self.waiting.push_front((id, call)),
+        }
     }
 
     /// No node has answered in time: the fallback decides.
@@ -406,10 +422,9 @@ impl Keeper {
     }
 
     /// Renews holds in one call.
-    fn renew(&mut self, ids: Vec<u64>, is_single: bool) {
-        let kept: Vec<&Kept> = ids.iter().filter_map(|id| self.kept.get(id)).collect();
-        let Some(patience) = kept.iter().map(|kept| kept.patience()).min() else { return };
-        let sessions = kept.iter().map(|kept| kept.session.renewal()).collect();
+    fn renew(&mut self, ids: Vec<u64>, patience: Duration, is_single: bool) {
+        let kept = ids.iter().filter_map(|id| self.kept.get(id));
+        let sessions = kept.map(|kept| kept.session.renewal()).collect();
         let (backend, sent) = (Arc::clone(&self.backend), Instant::now());
         let deadline = sent + patience;
         for id in &ids {
@@ -439,9 +454,10 @@ impl Keeper {
             };
             self.single_calls += 1;
             let (backend, sent) = (Arc::clone(&self.backend), Instant::now());
-            let deadline = sent + kept.patience();
+            let patience = kept.patience(self.deadline);
+            let deadline = sent + patience;
             match call {
-                Call::Renew => self.renew(vec![id], true),
+                Call::Renew => self.renew(vec![id], patience, true),
                 Call::End => {
                     let request = kept.session.end_message();
                     self.calls.push(Box::pin(async move {
@@ -518,20 +534,10 @@ impl Keeper {
                 for id in ids {
                     let Some(kept) = self.kept.get_mut(&id) else { continue };
                     kept.is_alone = true;
-                    self.waiting.push_back((id, Call::Renew));
+                    self.enqueue(id, Call::Renew);
                 }
             }
-            Err(error) => {
-                let is_refused = is_refused(&error);
-                for id in ids {
-                    self.not_answered(id, now);
-                    if is_refused {
-                        let next = self.kept.get(&id).filter(|kept| kept.is_held());
-                        let next = next.map(|kept| now + kept.interval());
-                        self.plan(id, next);
-                    }
-                }
-            }
+            Err(_) => ids.into_iter().for_each(|id| self.not_answered(id, now)),
         }
     }
 
@@ -554,17 +560,17 @@ impl Keeper {
         };
         if session.alive && has_hold {
             self.goes_on(id, sent, (DecidedBy::Node, false));
-        } else if is_degraded {
-            // The store is away, and no hold ends for that.
+        } else if session.alive && is_degraded {
+            // Its store is away, and no hold ends for that.
             match until {
                 Some(_) => self.goes_on(id, sent, (DecidedBy::DegradedNode, false)),
-                None => self.not_answered(id, now),
+                None => self.stays(id, now),
             }
         } else if is_recorded {
             self.lose(id, "its session was ended, or its store has lost it");
             self.called(id);
         } else {
-            self.waiting.push_back((id, Call::Reserve));
+            self.enqueue(id, Call::Reserve);
         }
     }
 
@@ -582,7 +588,9 @@ impl Keeper {
                 self.lose(id, "there is no room for it");
                 self.called(id);
             }
-            _ => self.not_answered(id, now),
+            Ok(_) => self.stays(id, now),
+            Err(error) if is_refused(&error) => self.stays(id, now),
+            Err(_) => self.not_answered(id, now),
         }
     }
 
@@ -590,6 +598,15 @@ impl Keeper {
     fn called(&mut self, id: u64) {
         if let Some(kept) = self.kept.get_mut(&id) {
             kept.is_called = false;
+        }
+    }
+
+    /// A node has answered, and nothing changes.
+    fn stays(&mut self, id: u64, now: Instant) {
+        self.not_answered(id, now);
+        let held = self.kept.get(&id).filter(|kept| kept.is_held());
+        if let Some(next) = held.map(|kept| now + kept.interval()) {
+            self.plan(id, Some(next));
         }
     }
 

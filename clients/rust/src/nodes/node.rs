@@ -242,6 +242,11 @@ pub(super) fn failure(status: Status) -> (Report, Failure) {
             let message = status.message().to_owned();
             (Report::Answered, Failure::Final(NoAnswer::NotConfigured(message)))
         }
+        // See `tenants`.
+        Code::Aborted => {
+            let message = status.message().to_owned();
+            (Report::Answered, Failure::Retry(NoAnswer::NotConfigured(message)))
+        }
         // About the caller, not about the node.
         Code::PermissionDenied => {
             let message = status.message().to_owned();

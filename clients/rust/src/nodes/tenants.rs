@@ -76,10 +76,11 @@ impl Nodes {
     }
 }
 
-/// A node of an older version, without these calls, is well: for it, nothing is configured.
+/// A node of an older version, without these calls, is well; another one may know them. No node
+/// answers with `Aborted`.
 fn known<T>(answer: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
     answer.map_err(|status| match status.code() {
-        Code::Unimplemented => Status::not_found("the node does not know hits and holds"),
+        Code::Unimplemented => Status::aborted("the node does not know hits and holds"),
         _ => status,
     })
 }

@@ -11,6 +11,7 @@ use super::meter::Meter;
 use super::{Stock, Trouble};
 use crate::client::Client;
 use crate::decision::{AcquireError, Decision, Level, Reason, Refusal};
+use crate::metrics;
 use crate::request::Request;
 
 /// How often demand is measured, and what is too much thrown away.
@@ -20,8 +21,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// rate, this is how much is asked for at a time.
 const SOON: Duration = Duration::from_millis(100);
 
-/// The longest pause after a request that has no tokens.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The bounds of the pause after requests without tokens: it doubles.
+const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
 /// How long the bucket is taken to refuse more tokens at once than it has refused.
 const LIMIT_TIME: Duration = Duration::from_secs(60);
@@ -38,10 +39,16 @@ pub(super) struct Keeper {
     granted: u64,
     /// Where the bucket stood, and when, if that is known.
     level: Option<(Level, Instant)>,
+    /// Whether the bucket lends tokens: has them used before they have come.
+    lends: bool,
+    /// Whether others keep the bucket in debt, so that its tokens are not to be had soon.
+    is_contested: bool,
     /// The most that the bucket gives at once, and until when that is believed.
     limit: Option<(u64, Instant)>,
-    /// The pause after the last request without a decision.
+    /// The longest pause after a request without tokens.
     pause: Duration,
+    /// The tokens that were counted: used and refused.
+    counted: [u64; 2],
 }
 
 impl Drop for Keeper {
@@ -69,8 +76,11 @@ impl Keeper {
             meter: Meter::default(),
             granted: 0,
             level: None,
+            lends: false,
+            is_contested: false,
             limit: None,
-            pause: Duration::ZERO,
+            pause: PAUSES[0],
+            counted: [0; 2],
         }
     }
 
@@ -79,11 +89,13 @@ impl Keeper {
         self.meter.count(0, Instant::now());
         loop {
             let demanded = self.measure();
-            let wanted = self.wanted(demanded);
+            let waiting = self.stock.waiting.load(Ordering::SeqCst);
+            let wanted = self.wanted(demanded, waiting);
             if wanted > 0 {
                 self.ask(wanted).await;
             } else {
-                let tick = if demanded == 0 { Duration::MAX } else { TICK };
+                let is_idle = demanded == 0 && waiting == 0;
+                let tick = if is_idle { Duration::MAX } else { TICK };
                 let _ = timeout(tick, self.stock.bell.notified()).await;
             }
             if self.stock.is_closed.load(Ordering::Relaxed) {
@@ -96,9 +108,12 @@ impl Keeper {
     fn measure(&mut self) -> u64 {
         let stock = &self.stock;
         // Before the look, so that what comes after it rings the bell again.
-        stock.is_woken.store(false, Ordering::Release);
-        let demanded = stock.used.load(Ordering::Relaxed) + stock.refused.load(Ordering::Relaxed);
-        self.meter.count(demanded, Instant::now());
+        stock.is_woken.swap(false, Ordering::SeqCst);
+        let counts = [&stock.used, &stock.refused].map(|count| count.load(Ordering::Relaxed));
+        let before = std::mem::replace(&mut self.counted, counts);
+        metrics::smart_tokens("used", counts[0] - before[0]);
+        metrics::smart_tokens("refused", counts[1] - before[1]);
+        self.meter.count(counts[0] + counts[1], Instant::now());
         let demanded = self.meter.demanded();
         let target = self.target(demanded);
         stock.low.store(target.div_ceil(2), Ordering::Relaxed);
@@ -110,46 +125,54 @@ impl Keeper {
 
     /// The tokens to have, with this demand in a second.
     fn target(&self, demanded: u64) -> u64 {
-        (demanded as f64 * self.ahead.as_secs_f64()) as u64
+        // A single use, or a burst, says nothing about the next second.
+        let steady = if self.meter.is_steady() { demanded } else { 0 };
+        (steady as f64 * self.ahead.as_secs_f64()) as u64
     }
 
     /// The tokens to ask for now.
-    fn wanted(&self, demanded: u64) -> u64 {
-        let (stock, target) = (&self.stock, self.target(demanded));
-        let waiting = stock.waiting.load(Ordering::Acquire);
+    fn wanted(&self, demanded: u64, waiting: u64) -> u64 {
+        let target = self.target(demanded);
         // Those that a caller has got who does not know it yet are among both.
-        let there = self.granted.saturating_sub(stock.used.load(Ordering::Acquire));
+        let there = self.granted.saturating_sub(self.stock.used.load(Ordering::Acquire));
         let is_low = there < target.div_ceil(2) || there < waiting;
-        if is_low { (target + waiting).saturating_sub(there) } else { 0 }
+        if is_low { target.saturating_add(waiting).saturating_sub(there) } else { 0 }
     }
 
     async fn ask(&mut self, wanted: u64) {
         let tokens = wanted.min(self.most(Instant::now())).max(1);
-        let request = Request::new(&self.namespace, &self.bucket).tokens(tokens).max_wait(SOON);
+        let request = Request::new(&self.namespace, &self.bucket).tokens(tokens);
+        // Where others wait for longer, too, nothing comes soon.
+        let request = if self.is_contested { request } else { request.max_wait(SOON) };
         let request = if self.is_critical { request } else { request.not_critical() };
-        match self.client.allow(request).await {
+        match self.client.decide(&request).await {
             Ok(Decision::Granted(grant)) => {
-                let answered = Instant::now();
+                self.level = grant.level.map(|level| (level, Instant::now()));
+                self.lends |= grant.level.is_some_and(|level| level.available < 0.0);
+                self.is_contested &= grant.wait > SOON;
+                self.pause = PAUSES[0];
                 // They are not there before.
                 sleep(grant.wait).await;
                 self.add(grant.tokens);
-                self.level = grant.level.map(|level| (level, answered));
-                self.pause = Duration::ZERO;
                 self.tell(Trouble::None);
             }
             Ok(Decision::Refused(refusal)) => self.refused(tokens, refusal).await,
-            Err(error) => self.failed(Trouble::Failed(error.into())).await,
+            Err(error) => self.failed(error.into()).await,
         }
     }
 
-    /// The most to ask for at once: what is there, and what comes soon. So a bucket that lends tokens
-    /// does not lend more than that, and others get theirs.
+    /// The most to ask for at once: what is there; and what comes soon, of a bucket that lends.
     fn most(&self, now: Instant) -> u64 {
         let limit = self.limit.filter(|(_, until)| now < *until).map_or(u64::MAX, |limit| limit.0);
-        let most = self.level.map(|(Level { available, rate }, at)| {
-            available + rate * (now.duration_since(at) + SOON).as_secs_f64()
-        });
-        most.map_or(u64::MAX, |most| most as u64).min(limit)
+        let Some((Level { available, rate, size }, at)) = self.level else { return limit };
+        let there = (available + rate * now.duration_since(at).as_secs_f64()).min(size);
+        let soon = rate * SOON.as_secs_f64();
+        let most = match (self.is_contested, self.lends) {
+            (true, _) => soon,
+            (false, true) => there + soon,
+            (false, false) => there,
+        };
+        (most as u64).min(limit)
     }
 
     fn add(&mut self, tokens: u64) {
@@ -167,23 +190,43 @@ impl Keeper {
                 self.limit = Some((tokens / 2, Instant::now() + LIMIT_TIME));
                 return;
             }
-            _ => return self.failed(Trouble::Failed(AcquireError::Refused(refusal))).await,
+            _ => return self.failed(AcquireError::Refused(refusal)).await,
         };
         let (now, debt) = (Instant::now(), refusal.debt());
-        // Where nobody says how fast tokens come: so many until the retry time. None are lent there,
-        // so only those are asked for that have come by then.
+        self.is_contested = debt > SOON;
+        if !self.is_contested {
+            // It would have lent them.
+            self.lends = false;
+        }
+        // Where nobody says how fast tokens come: so many until the retry time.
         let rate = tokens as f64 / retry_after.as_secs_f64().max(f64::MIN_POSITIVE);
-        let level = refusal.level.or(Level::new(-rate * SOON.as_secs_f64(), rate));
-        self.level = level.map(|level| (level, now));
-        self.tell(Trouble::Refused(refusal));
-        sleep(retry_after.min(debt + SOON).min(LONGEST_PAUSE)).await;
+        let level = refusal.level.or(Level::new(0.0, rate, f64::INFINITY));
+        self.level = level.map(|level| {
+            // Less is there than it seems: others have come, or the rest is kept in reserve.
+            let available = level.available.min((tokens / 2) as f64);
+            (Level { available, ..level }, now)
+        });
+        self.tell(Trouble::Refused(refusal, now));
+        // A part of them comes before the others.
+        let is_part = level.is_some_and(|level| tokens as f64 > level.rate * SOON.as_secs_f64());
+        let pause = if is_part { retry_after.min(debt + SOON) } else { retry_after };
+        self.sleep(pause).await;
     }
 
     /// There are no tokens, and nobody knows when there will be.
-    async fn failed(&mut self, trouble: Trouble) {
-        self.tell(trouble);
-        self.pause = (self.pause * 2).clamp(TICK, LONGEST_PAUSE);
-        sleep(self.pause).await;
+    async fn failed(&mut self, error: AcquireError) {
+        self.tell(Trouble::Failed(error, Instant::now()));
+        sleep(PAUSES[0]).await;
+    }
+
+    /// Not for too long, as the limit may be raised.
+    async fn sleep(&mut self, pause: Duration) {
+        if pause > self.pause {
+            sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(PAUSES[1]);
+        } else {
+            sleep(pause).await;
+        }
     }
 
     fn tell(&self, trouble: Trouble) {

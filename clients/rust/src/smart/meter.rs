@@ -8,6 +8,9 @@ use tokio::time::Instant;
 /// The time over which demand is measured.
 const WINDOW: Duration = Duration::from_secs(1);
 
+/// Demand that is spread over so long is steady.
+const STEADY: Duration = Duration::from_millis(100);
+
 /// Counts the tokens that were demanded in the last second.
 #[derive(Default)]
 pub(super) struct Meter {
@@ -23,6 +26,15 @@ impl Meter {
         while self.counts.get(1).is_some_and(|(at, _)| *at + WINDOW <= now) {
             self.counts.pop_front();
         }
+    }
+
+    /// Whether they were demanded over a while, not all at once.
+    pub(super) fn is_steady(&self) -> bool {
+        let pairs = || self.counts.iter().zip(self.counts.iter().skip(1));
+        let mut times = pairs().filter(|((_, before), (_, after))| after > before);
+        let first = times.next().map(|(_, (at, _))| *at);
+        let last = times.next_back().map(|(_, (at, _))| *at);
+        first.zip(last).is_some_and(|(first, last)| first + STEADY <= last)
     }
 
     /// The tokens that were demanded in the last second.
@@ -46,13 +58,13 @@ mod tests {
         for tenth in 0..=20 {
             meter.count(tenth * 5, at(tenth * 100));
         }
-        assert_eq!(meter.demanded(), 50);
+        assert!(meter.demanded() == 50 && meter.is_steady());
         meter.count(100, at(2500));
         assert_eq!(meter.demanded(), 25);
         meter.count(100, at(3200));
         assert_eq!(meter.demanded(), 0);
         meter.count(107, at(9000));
-        assert_eq!(meter.demanded(), 7);
+        assert!(meter.demanded() == 7 && !meter.is_steady());
         assert!(meter.counts.len() <= 2);
     }
 }

@@ -44,7 +44,7 @@ async fn what_is_refused_is_charged_later_and_what_is_too_much_in_parts() {
     sleep(5 * S).await;
     let before = fake.asked("db", "rows").len();
     fake.answer("db", "rows", FakeAnswer::Grant);
-    sleep(2 * S).await;
+    sleep(10 * S).await;
     assert_eq!(fake.asked("db", "rows")[before..], [5]);
     // What can never be charged is dropped.
     fake.answer("db", "rows", FakeAnswer::NoBucket);
@@ -54,6 +54,23 @@ async fn what_is_refused_is_charged_later_and_what_is_too_much_in_parts() {
     let before = fake.asked("db", "rows").len();
     sleep(5 * S).await;
     assert_eq!(fake.asked("db", "rows").len(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_takes_for_a_minute_is_dropped() {
+    let fake = Fake::new(FakeAnswer::Refuse(Some(100 * S)));
+    let client = fake.client().build().unwrap();
+    for _ in 0..100 {
+        client.charge("db", "rows", 5);
+        sleep(S).await;
+    }
+    // What was charged in the first minute is gone.
+    fake.answer("db", "rows", FakeAnswer::Grant);
+    sleep(20 * S).await;
+    let asked = fake.asked("db", "rows");
+    assert!(asked.last().is_some_and(|last| *last < 300), "{asked:?}");
+    // Each refused request was made after a longer pause than the one before.
+    assert!(asked.len() < 40, "{asked:?}");
 }
 
 #[tokio::test(start_paused = true)]
