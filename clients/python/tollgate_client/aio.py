@@ -162,9 +162,9 @@ class Client(Configured):
         self._is_closed = True
         self._detach()
         engine, self._engine = self._engine, None
-        await close_all([one for one in (self._leases, self._holds) if one is not None])
         if engine is not None:
-            engine.stop()
+            engine.close()
+        await close_all([one for one in (self._leases, self._holds) if one is not None])
 
     async def __aenter__(self) -> Client:
         return self

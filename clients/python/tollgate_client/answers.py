@@ -23,9 +23,9 @@ class DecidedBy(enum.Enum):
 class Reason(enum.Enum):
     """Why a request was refused."""
 
-    LIMIT = "not enough tokens"
-    """The bucket, or the fallback's rate, has not enough tokens within the accepted wait; or the
-    limits leave no room for so many hits or copies."""
+    LIMIT = "the limit is reached"
+    """The bucket, or the fallback's rate, has not enough tokens within the accepted wait; or there
+    is no room for so many hits or copies."""
     BANNED = "banned"
     """More was asked for than the bucket's ban allows."""
     TOO_MANY_TOKENS = "more tokens than the bucket gives to one request"

@@ -218,9 +218,9 @@ class Client(Configured):
             engine, self._engine = self._engine, None
             keepings = [one for one in (self._leases, self._holds) if one is not None]
             self._detach()
-        close_all(keepings)
         if engine is not None:
-            engine.stop()
+            engine.close()
+        close_all(keepings)
 
     def __enter__(self) -> Client:
         return self

@@ -271,6 +271,9 @@ class _FakeEngine:
     def stop(self) -> None:
         """Does nothing."""
 
+    def close(self) -> None:
+        """Does nothing."""
+
     def abandon(self) -> None:
         """Does nothing."""
 

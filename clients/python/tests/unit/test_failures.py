@@ -9,7 +9,12 @@ import pytest
 
 from tollgate_client import NoAnswer
 from tollgate_client._nodes.circuit import ANSWERED, CANCELLED, FAILED, UNREACHABLE, Outcome, Report
-from tollgate_client._nodes.failures import check_problem, failure, failure_to_end
+from tollgate_client._nodes.failures import (
+    check_problem,
+    failure,
+    failure_to_end,
+    tenant_failure,
+)
 from tollgate_client._proto.health_pb2 import HealthCheckResponse
 from tollgate_client._proto.status_pb2 import Any as AnyMessage
 from tollgate_client._proto.status_pb2 import Duration, RetryInfo, Status
@@ -38,7 +43,7 @@ REFUSED = "failed to connect to all addresses; last error: Connection refused"
         (Error("INVALID_ARGUMENT"), ANSWERED, None, True),
         (Error("FAILED_PRECONDITION"), ANSWERED, None, True),
         (Error("NOT_FOUND"), ANSWERED, NoAnswer.NOT_CONFIGURED, True),
-        (Error("UNIMPLEMENTED"), ANSWERED, NoAnswer.FAILED, False),
+        (Error("UNIMPLEMENTED"), FAILED, NoAnswer.FAILED, False),
         (Error("UNAUTHENTICATED"), ANSWERED, NoAnswer.FAILED, True),
         (Error("PERMISSION_DENIED"), ANSWERED, NoAnswer.FORBIDDEN, True),
         (Error("DEADLINE_EXCEEDED"), FAILED, NoAnswer.TIMEOUT, True),
@@ -51,6 +56,14 @@ def test_each_error(error, report, reason, is_final):
     found = failure(error, 0.05)
     assert (found.report, found.is_final) == (report, is_final)
     assert (found.error and found.error.reason) == reason
+
+
+def test_a_node_that_does_not_know_hits_and_holds_has_none_configured():
+    for meaning in (tenant_failure, failure_to_end):
+        found = meaning(Error("UNIMPLEMENTED"), 0.05)
+        assert (found.report, found.is_final) == (ANSWERED, True)
+        assert found.error is not None and found.error.reason is NoAnswer.NOT_CONFIGURED
+    assert tenant_failure(Error("INTERNAL"), 0.05).report is FAILED
 
 
 def test_the_end_of_a_session_without_the_store_says_nothing_about_the_node():

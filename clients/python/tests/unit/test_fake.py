@@ -62,7 +62,7 @@ def test_waits_take_no_time(connect):
     with pytest.raises(RefusedError) as error:
         client.acquire("db", "any", max_wait=5.0)
     assert error.value.reason is Reason.LIMIT and error.value.retry_after > 5
-    assert str(error.value) == "refused: not enough tokens"
+    assert str(error.value) == "refused: the limit is reached"
     fake_time.advance(100)
     assert client.allow("db", "any").is_granted
     assert time.monotonic() - begin < 5

@@ -49,7 +49,7 @@ def test_a_call_of_a_blocking_channel_takes_tokens_first(fake, start):
     with pytest.raises(grpc.RpcError) as error:
         check("refused")
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.value.details() == "refused: not enough tokens"
+    assert error.value.details() == "refused: the limit is reached"
     assert _retry_delay(error.value) == 2.5
     with pytest.raises(grpc.RpcError) as error:
         check("away")
@@ -212,7 +212,7 @@ def test_http_requests_take_tokens_first():
     assert get(app, "/free")[0] == 200 and fake.asked("web", "/free") == []
     status, headers, body = get(app, "/refused")
     assert (status, headers[b"retry-after"]) == (429, b"2")
-    assert body == b"refused: not enough tokens"
+    assert body == b"refused: the limit is reached"
     assert int(headers[b"content-length"]) == len(body)
     status, headers, _ = get(app, "/never")
     assert status == 429 and b"retry-after" not in headers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any, List, Optional
 
 import pytest
@@ -23,6 +24,7 @@ from tollgate_client import (
 from tollgate_client._decide.decider import Rules
 from tollgate_client._decide.effects import Sleep, run
 from tollgate_client._keep.desk import Desk
+from tollgate_client._keep.effects import Await
 from tollgate_client._proto.holds_pb2 import ReserveResponse
 from tollgate_client._proto.throttle_pb2 import ThrottleResponse
 from tollgate_client._tenants import wire
@@ -74,8 +76,13 @@ class Bench:
 
     def hold(self, request: TenantRequest, *answers: Any) -> Session:
         self.answers = list(answers)
-        session = Session(request, "me", self.desk)
+        session = self.session(request)
         run(self.decider.hold(request, session), self._perform)
+        return session
+
+    def session(self, request: TenantRequest) -> Session:
+        session = Session(request, "me", self.desk, threading.Event())
+        self.desk.add(session)
         return session
 
     def refusal(self, ask: Any, request: TenantRequest, *answers: Any) -> Refused:
@@ -85,7 +92,7 @@ class Bench:
         return error.value.refused
 
     def _perform(self, effect: Any) -> None:
-        assert isinstance(effect, Sleep)
+        assert isinstance(effect, (Sleep, Await))
         self.now += effect.seconds
 
 
@@ -118,9 +125,9 @@ def test_requests_on_the_wire():
     message = wire.throttle(asked(2**70, 3))
     assert (message.resource, message.domain) == ("search", "acme")
     assert (message.copies, message.min_copies) == (2**63 - 1, 3)
-    session = Session(asked(5, 2, ttl=1.5), "me", Desk(lambda: None))
+    session = Session(asked(5, 2, ttl=1.5), "me", Desk(lambda: None), threading.Event())
     reserve = wire.reserve(session)
-    assert reserve.session == session.name and len(session.name) == 32
+    assert reserve.session == session.secret and len(session.secret) == 32
     assert (reserve.hold, reserve.session_ttl_millis) == ("me", 1500)
     assert (reserve.copies, reserve.min_copies) == (5, 2)
     with pytest.raises(InvalidRequestError):
@@ -150,6 +157,9 @@ def test_what_an_answer_means():
         odd = message.FromString(message(status=2).SerializeToString())
         with pytest.raises(NoDecisionError, match="unknown to this version"):
             meaning(odd)
+        for granted in (0, -1):
+            with pytest.raises(NoDecisionError, match=f"granted {granted}"):
+                meaning(message(granted=granted))
 
 
 def test_hits_are_asked_for_again_when_the_node_says():
@@ -234,19 +244,58 @@ def test_a_hold_is_asked_for_until_the_end():
 def test_a_name_that_is_no_text():
     bench = Bench()
     request = asked()._replace(domain="\udc00")
-    session = Session(request, "me", bench.desk)
+    session = bench.session(request)
     for plan in (bench.decider.hits(request), bench.decider.hold(request, session)):
         with pytest.raises(InvalidRequestError):
             run(plan, bench._perform)
-    assert session.is_released and not session.may_exist and not bench.calls
+    assert session.is_released and not session.is_asking and not bench.calls
+    assert session.may_live_until == -math.inf
 
 
 def test_who_waits_for_a_hold_is_told_that_the_client_is_closed():
     bench = Bench()
-    session = Session(asked(max_wait=60.0), "me", bench.desk)
+    session = bench.session(asked(max_wait=60.0))
     bench.answers = [taken(1000)]
     plan = bench.decider.hold(asked(max_wait=60.0), session)
-    assert isinstance(next(plan), Sleep)
-    session.close()
+    pause = next(plan)
+    assert isinstance(pause, Await) and session.is_asking
+    signal: Any = pause.signal
+    assert not signal.is_set()
+    bench.desk.close()
+    assert signal.is_set(), "at once, not after the pause"
     with pytest.raises(ClosedError):
         plan.send(None)
+    assert not session.is_asking and len(bench.calls) == 1
+
+
+def test_what_ends_a_request_for_a_hold_gives_it_up():
+    """Whatever is raised where it waits, or by a callback."""
+    bench = Bench()
+
+    def interrupted(message: Any, deadline: float) -> Any:
+        yield "a call"
+
+    bench.reserve = interrupted  # type: ignore[method-assign]
+    for end in (KeyboardInterrupt, GeneratorExit):
+        session = bench.session(asked())
+        plan = bench.decider.hold(asked(), session)
+        assert next(plan) == "a call" and session.is_asking
+        with pytest.raises(end):
+            plan.throw(end)
+        assert session.is_released and not session.is_asking
+        assert session.may_live_until == bench.now + 1.0 + 10.0, "it may have been granted"
+    bench = Bench()
+    bench.told = None  # type: ignore[assignment]
+    session = bench.session(asked())
+    bench.answers = [taken(0)]
+    with pytest.raises(AttributeError):
+        run(bench.decider.hold(asked(), session), bench._perform)
+    assert session.is_released and not session.is_asking
+
+
+def test_the_shadow_of_a_hold_stays_what_it_was_at_the_grant():
+    bench = Bench()
+    for shadow in (True, False):
+        session = bench.hold(asked(), ReserveResponse(granted=1, shadow=shadow))
+        session.renew(Reserved(1, DecidedBy.NODE, not shadow), 1.0)
+        assert session.shadow is shadow

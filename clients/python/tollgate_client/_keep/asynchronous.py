@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
     Awaitable,
     Callable,
+    Collection,
     Generator,
     Generic,
-    Iterable,
     Optional,
     Protocol,
+    Set,
     Type,
     TypeVar,
     Union,
 )
 
 from .._decide.effects import Plan, run_async
-from .effects import FOREVER, Await, Rest
+from .effects import FOREVER, Await, Begin, Rest
 from .keeping import LONGEST_CLOSE, D, Keeping
 
 if TYPE_CHECKING:
@@ -50,8 +52,9 @@ class _Signal:
     def set(self) -> None:
         """Wakes the task, now or when it waits next."""
         self._is_set = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done() and not self._loop.is_closed():
+            waiter.set_result(None)
 
     def clear(self) -> None:
         """Has the task wait again."""
@@ -73,12 +76,16 @@ class _Signal:
 class AsyncKeeping(Keeping[Union["AsyncNodes", "AsyncFake"], D]):
     """What an asyncio client keeps in one event loop, in a task."""
 
+    outlives_close = False
+    """Whether the keeper may go on after the client was closed."""
+
     def __init__(
         self, engine: Union[AsyncNodes, AsyncFake], new_desk: Callable[[Callable[[], None]], D]
     ) -> None:
         self.loop = engine.loop
         self._bell = _Signal(self.loop)
         self._task: Optional[asyncio.Task[None]] = None
+        self._calls: Set[asyncio.Task[None]] = set()
         super().__init__(engine, new_desk)
 
     @property
@@ -102,6 +109,9 @@ class AsyncKeeping(Keeping[Union["AsyncNodes", "AsyncFake"], D]):
             await self._bell.wait(effect.seconds)
             self._bell.clear()
             return None
+        if type(effect) is Begin:
+            self._begin(effect)
+            return None
         return await self.engine.perform(effect)
 
     @property
@@ -124,7 +134,20 @@ class AsyncKeeping(Keeping[Union["AsyncNodes", "AsyncFake"], D]):
             await run_async(plan, self.perform)
             is_regular = True
         finally:
+            for call in self._calls:
+                call.cancel()
             self._ended(plan, is_regular)
+
+    def _begin(self, begin: Begin) -> None:
+        """In a task of its own."""
+        call = self.loop.create_task(run_async(begin.plan, self.perform))
+        self._calls.add(call)
+        call.add_done_callback(partial(self._called, begin))
+
+    def _called(self, begin: Begin, call: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before it began."""
+        self._calls.discard(call)
+        begin.ended()
 
     def _wake(self) -> None:
         try:
@@ -143,15 +166,17 @@ class AsyncKeeping(Keeping[Union["AsyncNodes", "AsyncFake"], D]):
         await asyncio.sleep(_OTHER_TASKS if pause.seconds == FOREVER else 0.0)
 
 
-async def close_all(keepings: Iterable[AsyncKeeping[Any]]) -> None:
+async def close_all(keepings: Collection[AsyncKeeping[Any]]) -> None:
     """Lets nothing be used any more, and waits for the release of all."""
     for keeping in keepings:
         keeping.shut()
-    tasks = [task for task in (keeping.task for keeping in keepings) if task is not None]
-    if tasks:
-        await asyncio.wait(tasks, timeout=LONGEST_CLOSE)
-        for task in tasks:
-            task.cancel()
+    tasks = {keeping.task: keeping for keeping in keepings}
+    waited = [task for task in tasks if task is not None]
+    if waited:
+        await asyncio.wait(waited, timeout=LONGEST_CLOSE)
+        for task in waited:
+            if not tasks[task].outlives_close:
+                task.cancel()
 
 
 class Taking(Generic[R]):

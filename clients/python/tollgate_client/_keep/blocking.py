@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Optional, Union
 
 from .._decide.effects import Plan, run
-from .effects import FOREVER, Await, Rest
+from .effects import FOREVER, Await, Begin, Rest, Signal
 from .keeping import LONGEST_CLOSE, D, Keeping
 
 if TYPE_CHECKING:
@@ -30,7 +30,12 @@ class BlockingKeeping(Keeping[Union["BlockingNodes", "BlockingFake"], D]):
         # Its put may be called at any moment, by finalizers, too.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
+        self._ended_signal: Optional[threading.Event] = None
         super().__init__(engine, new_desk)
+
+    def new_signal(self) -> Signal:
+        """What wakes a thread that waits."""
+        return threading.Event()
 
     def perform(self, effect: Any) -> Any:
         """Performs an effect of the plans of handles and of the keeper."""
@@ -43,27 +48,52 @@ class BlockingKeeping(Keeping[Union["BlockingNodes", "BlockingFake"], D]):
         if type(effect) is Rest:
             self._rest(effect.seconds)
             return None
+        if type(effect) is Begin:
+            self._begin(effect)
+            return None
         return self.engine.perform(effect)
 
     def wait_until(self, end: float) -> None:
         """Waits for the end of the keeper."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(max(end - time.monotonic(), 0.0))
+        ended = self._ended_signal
+        if ended is not None and self._thread is not threading.current_thread():
+            ended.wait(max(end - time.monotonic(), 0.0))
 
     def _start_keeper(self, plan: Plan[None]) -> None:
-        self._thread = threading.Thread(
-            target=self._keep, args=(plan,), name=f"tollgate-client-{self.kind}", daemon=True
-        )
-        self._thread.start()
+        ended = threading.Event()
+        name = f"tollgate-client-{self.kind}"
+        thread = threading.Thread(target=self._keep, args=(plan, ended), name=name, daemon=True)
+        self._thread, self._ended_signal = thread, ended
+        try:
+            thread.start()
+        except BaseException:
+            ended.set()
+            raise
 
-    def _keep(self, plan: Plan[None]) -> None:
+    def _keep(self, plan: Plan[None], ended: threading.Event) -> None:
         is_regular = False
         try:
             run(plan, self.perform)
             is_regular = True
         finally:
-            self._ended(plan, is_regular)
+            try:
+                self._ended(plan, is_regular)
+            finally:
+                ended.set()
+
+    def _begin(self, begin: Begin) -> None:
+        """In a thread of its own."""
+        name = f"tollgate-client-{self.kind}-call"
+        try:
+            threading.Thread(target=self._call, args=(begin,), name=name, daemon=True).start()
+        except (RuntimeError, MemoryError):  # There are too many threads.
+            self._call(begin)
+
+    def _call(self, begin: Begin) -> None:
+        try:
+            run(begin.plan, self.perform)
+        finally:
+            begin.ended()
 
     def _wake(self) -> None:
         self._bell.put(None)

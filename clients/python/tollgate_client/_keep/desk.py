@@ -51,6 +51,16 @@ class Desk(Generic[K]):
         self.wake()
         return is_first
 
+    def add_along(self, one: K) -> bool:
+        """Adds one for the keeper that there is. Returns whether that was possible: else the client
+        is closed, or its keeper gone."""
+        with self._lock:
+            if self.is_closed or not self.is_kept:
+                return False
+            self._kept[one.name] = one
+        self.wake()
+        return True
+
     def remove(self, one: K) -> None:
         """Its handle was closed."""
         with self._lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Callable, Protocol
 
+from .._decide.effects import Plan
+
 Clock = Callable[[], float]
 
 FOREVER = 24 * 60 * 60.0
@@ -27,6 +29,18 @@ class Rest:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+
+
+class Begin:
+    """A plan that is performed in the background, while the keeper goes on."""
+
+    __slots__ = ("plan", "ended")
+
+    def __init__(self, plan: Plan[None], ended: Callable[[], None]) -> None:
+        """``ended`` is called when the plan has ended, in whatever way, perhaps by another
+        thread."""
+        self.plan = plan
+        self.ended = ended
 
 
 class Await:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Optional
+from typing import Any, Optional
 
-from .._decide.effects import Plan
-from .effects import Clock, Rest
+from .._decide.effects import Plan, run
+from .effects import Begin, Clock, Rest
 
 
 class Inline:
@@ -56,9 +56,23 @@ class Inline:
 
     def _step(self, plan: Plan[None]) -> None:
         try:
-            rest = plan.send(None)
+            effect = plan.send(None)
+            while isinstance(effect, Begin):
+                self._begin(effect)
+                effect = plan.send(None)
         except StopIteration:
             self._plan = None
             return
-        assert isinstance(rest, Rest)
-        self._wake_at = min(self._wake_at, self._now + rest.seconds)
+        assert isinstance(effect, Rest)
+        self._wake_at = min(self._wake_at, self._now + effect.seconds)
+
+    def _begin(self, begin: Begin) -> None:
+        """A fake answers at once."""
+        try:
+            run(begin.plan, _impossible)
+        finally:
+            begin.ended()
+
+
+def _impossible(effect: Any) -> Any:
+    raise AssertionError(f"a fake has nothing to do: {effect}")

@@ -9,7 +9,7 @@ from typing import Any, Callable, Generic, Protocol, Set, TypeVar
 from .. import _fork
 from .._decide.effects import Plan
 from .desk import Desk
-from .effects import Clock
+from .effects import Clock, Signal
 from .inline import Inline
 
 LONGEST_CLOSE = 5.0
@@ -79,6 +79,10 @@ class Keeping(Generic[E, D]):
                 self.desk.keeper_has_ended()
                 self.desk.remove(one)
                 raise
+
+    def new_signal(self) -> Signal:
+        """What wakes a caller that waits."""
+        raise NotImplementedError
 
     def catch_up(self) -> None:
         """Has the keeper of a fake do what it would have done by now."""

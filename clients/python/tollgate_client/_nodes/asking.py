@@ -41,6 +41,12 @@ class NodesEngine:
         if not self.keepers:
             self.abandon()
 
+    def close(self) -> None:
+        """The client was closed. Keepers use it until they have released everything."""
+        self._is_left_to_keepers = True
+        if not self.keepers:
+            self.stop()
+
     def keeper_has_ended(self, keeper: object) -> None:
         """A keeper uses it no more."""
         self.keepers.discard(keeper)

@@ -152,6 +152,14 @@ class AsyncNodes(NodesEngine):
             for task in self._tasks:
                 task.cancel()
 
+    def close(self) -> None:
+        """The client was closed. Keepers use it until they have released everything, if their event
+        loop is this one."""
+        if self.loop is asyncio.get_running_loop():
+            super().close()
+        else:
+            self.stop()
+
     def abandon(self) -> None:
         """The same without a lock while the loop runs, as the garbage collector may be in code that
         holds one."""

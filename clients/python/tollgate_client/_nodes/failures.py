@@ -49,9 +49,6 @@ def failure(error: grpc.RpcError, seconds: float) -> Failure:
     failed = NoDecisionError(NoAnswer.FAILED, text)
     if code is grpc.StatusCode.NOT_FOUND:
         return Failure(ANSWERED, NoDecisionError(NoAnswer.NOT_CONFIGURED), True, text)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        # An older node.
-        return Failure(ANSWERED, failed, False, text)
     # About the caller, not about the node.
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return Failure(ANSWERED, NoDecisionError(NoAnswer.FORBIDDEN, details), True, text)
@@ -67,10 +64,20 @@ def failure(error: grpc.RpcError, seconds: float) -> Failure:
     return Failure(FAILED, failed, False, text)
 
 
+def tenant_failure(error: grpc.RpcError, seconds: float) -> Failure:
+    """The failure of a call about hits or holds. A node of an older version, without these calls, is
+    well: for it, nothing is configured."""
+    failed = failure(error, seconds)
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        error_of_caller = NoDecisionError(NoAnswer.NOT_CONFIGURED)
+        return Failure(ANSWERED, error_of_caller, True, failed.text)
+    return failed
+
+
 def failure_to_end(error: grpc.RpcError, seconds: float) -> Failure:
     """The failure of a call that ends a session: ``UNAVAILABLE`` may mean that the store does not
     answer, and says nothing about the node then."""
-    failed = failure(error, seconds)
+    failed = tenant_failure(error, seconds)
     if error.code() is grpc.StatusCode.UNAVAILABLE and failed.report is FAILED:
         return failed._replace(report=CANCELLED, is_final=True)
     return failed

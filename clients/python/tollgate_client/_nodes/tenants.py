@@ -17,7 +17,7 @@ from .._proto.holds_pb2 import (
 )
 from .._proto.throttle_pb2 import ThrottleRequest, ThrottleResponse
 from .asking import Nodes
-from .failures import Failure, failure, failure_to_end
+from .failures import Failure, failure_to_end, tenant_failure
 
 
 class TenantNodes:
@@ -49,7 +49,7 @@ class TenantNodes:
         method: str,
         message: Any,
         deadline: float,
-        failure: Callable[[grpc.RpcError, float], Failure] = failure,
+        failure: Callable[[grpc.RpcError, float], Failure] = tenant_failure,
     ) -> Plan[Any]:
         return self._nodes.call(
             lambda node, seconds: MethodCall(node.connection, method, message, seconds),

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class AsyncHolds(Holds[Union["AsyncNodes", "AsyncFake"]], AsyncKeeping[Desk[Session]]):
     """The holds of an asyncio client in one event loop."""
 
+    most_calls = 32
+    # Ends sessions.
+    outlives_close = True
+
 
 class Hold(Handle):
     """Copies of a resource that are held, and renewed by a task, as :class:`tollgate_client.Hold`

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Optional, Type, Union
 
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 class BlockingHolds(Holds[Union["BlockingNodes", "BlockingFake"]], BlockingKeeping[Desk[Session]]):
     """The holds of a blocking client."""
 
+    # Each has a thread.
+    most_calls = 8
+
 
 class Hold(Handle):
     """Copies of a resource that are held, and renewed in the background. Made by
@@ -33,7 +35,7 @@ class Hold(Handle):
         whether it is so. That is when they are lost, because the session has ended or no node has
         renewed it in time, when the client is closed, or after :meth:`release`."""
         self._holds.catch_up()
-        plan = self._session.ended(timeout, threading.Event(), self._holds.clock)
+        plan = self._session.ended(timeout, self._holds.new_signal(), self._holds.clock)
         return run(plan, self._holds.perform)
 
     def __enter__(self) -> Hold:

@@ -20,6 +20,9 @@ G = TypeVar("G", Hits, Reserved)
 Once = Callable[[float], Plan[Union[G, Refused]]]
 """Asks once, until a deadline."""
 
+Wait = Callable[[float], Plan[None]]
+"""Waits for so many seconds."""
+
 Pause = Callable[[float, float], Optional[float]]
 """How long to wait after a refusal with this retry time, if so much is left of ``max_wait``; ``None``
 to give up."""
@@ -51,7 +54,7 @@ class TenantDecider(Deciding):
                     self._refusals.add(asked, decision, self._clock())
             return decision
 
-        return (yield from self._acquire("hits", request, once, _exact_pause))
+        return (yield from self._acquire("hits", request, once, _exact_pause, _sleep))
 
     def hold(self, request: TenantRequest, session: Session) -> Plan[None]:
         """Asks until the session has its hold, or can't have it within ``max_wait``."""
@@ -62,29 +65,29 @@ class TenantDecider(Deciding):
             plan = self._timed(reserve(self.nodes, session, deadline, self._clock))
             return self._or_fallback(request, plan, wire.reserved_by_fallback)
 
+        def wait(seconds: float) -> Plan[None]:
+            return session.wait(seconds, self._clock)
+
         try:
-            granted = yield from self._acquire("hold", request, once, _guessed_pause)
-            if not session.grant(granted):
+            granted = yield from self._acquire("hold", request, once, _guessed_pause, wait)
+            if not session.grant(granted, self._clock()):
                 raise ClosedError("the client is closed")
         except BaseException:
             # If an answer was lost, or the caller has given up, a node may have granted it.
-            session.release()
+            session.give_up()
             raise
 
     def fallback_grants(self, session: Session, now: float) -> bool:
         """Whether the fallback grants a hold that no node has renewed in time."""
         fallback = self._fallbacks.of_resource(session.resource)
-        if fallback is None:
-            return False
-        self._log_fallback(session.resource, session.domain, "no node has renewed the hold in time")
-        return fallback.decide(session.copies, now).is_granted
+        return fallback is not None and fallback.decide(session.copies, now).is_granted
 
     def _acquire(
-        self, kind: str, request: TenantRequest, once: Once[G], pause_of: Pause
+        self, kind: str, request: TenantRequest, once: Once[G], pause_of: Pause, wait: Wait
     ) -> Plan[G]:
         start = self._clock()
         try:
-            decision = yield from self._decide_in_time(request, start, once, pause_of)
+            decision = yield from self._decide_in_time(request, start, once, pause_of, wait)
         except InvalidRequestError:
             self._count(kind, "invalid", "node", start)
             raise
@@ -100,7 +103,7 @@ class TenantDecider(Deciding):
         return decision
 
     def _decide_in_time(
-        self, request: TenantRequest, start: float, once: Once[G], pause_of: Pause
+        self, request: TenantRequest, start: float, once: Once[G], pause_of: Pause, wait: Wait
     ) -> Plan[Union[G, Refused]]:
         """Asks until copies are granted, or can't be within ``max_wait`` from ``start``."""
         end, patience = start + request.max_wait, self._deadline(request.deadline)
@@ -113,7 +116,7 @@ class TenantDecider(Deciding):
             pause = pause_of(decision.retry_after, end - self._clock())
             if pause is None:
                 return decision
-            yield Sleep(pause)
+            yield from wait(pause)
 
     def _or_fallback(
         self,
@@ -143,6 +146,10 @@ class TenantDecider(Deciding):
         if METRICS is not None:
             METRICS.tenant_decided(kind, outcome, decided_by)
         self._waited(start)
+
+
+def _sleep(seconds: float) -> Plan[None]:
+    yield Sleep(seconds)
 
 
 def _exact_pause(retry_after: float, left: float) -> Optional[float]:

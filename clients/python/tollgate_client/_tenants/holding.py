@@ -32,6 +32,8 @@ class Holds(keeping.Keeping[E, Desk[Session]]):
     """The holds of a client, without input and output."""
 
     kind = "holds"
+    most_calls: int
+    """The most calls at a time of each kind: those for many holds, and those for one."""
 
     def __init__(self, engine: E, client_id: str) -> None:
         self._client_id = client_id
@@ -40,12 +42,12 @@ class Holds(keeping.Keeping[E, Desk[Session]]):
     def session(self, request: TenantRequest, on_lost: Optional[OnLost]) -> Session:
         """A new session, which the keeper knows before it is asked for, and so ends it whatever
         becomes of its caller."""
-        session = Session(request, self._client_id, self.desk, on_lost)
+        session = Session(request, self._client_id, self.desk, self.new_signal(), on_lost)
         self.add(session)
         return session
 
     def _plan(self, clock: Clock) -> Plan[None]:
-        return Keeper(self.desk, self.engine.tenants, clock).run()
+        return Keeper(self.desk, self.engine.tenants, clock, self.most_calls).run()
 
 
 class Handle:
@@ -82,8 +84,8 @@ class Handle:
 
     @property
     def decided_by(self) -> DecidedBy:
-        """Who has granted the copies. Changes if a fallback takes over, and when a node has recorded
-        them then."""
+        """Who has granted the copies, as of now: what a degraded node or the fallback has granted is
+        asked for again until a node has recorded it."""
         self._holds.catch_up()
         reserved = self._session.reserved
         assert reserved is not None, "handles are given out only if copies are granted"
@@ -92,8 +94,7 @@ class Handle:
     @property
     def shadow(self) -> bool:
         """Whether the copies were granted only because the limits are not enforced yet."""
-        reserved = self._session.reserved
-        return reserved is not None and reserved.shadow
+        return self._session.shadow
 
     @property
     def is_held(self) -> bool:

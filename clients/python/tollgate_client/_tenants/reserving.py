@@ -15,7 +15,7 @@ from .._proto.holds_pb2 import (
     ReserveResponse,
 )
 from .._proto.throttle_pb2 import ThrottleRequest, ThrottleResponse
-from ..answers import Refused
+from ..answers import DecidedBy, Refused
 from ..errors import NoDecisionError, TollgateError
 from . import wire
 from .session import Reserved, Session
@@ -44,22 +44,21 @@ class Tenants(Protocol):
 def reserve(
     nodes: Tenants, session: Session, deadline: float, clock: Clock
 ) -> Plan[Union[Reserved, Refused]]:
-    """Asks for the hold of a session once. The session knows afterwards whether it may exist."""
+    """Asks for the hold of a session once. The session knows afterwards until when a node may keep
+    it."""
     message = wire.reserve(session)
     # What holds if the caller gives up.
-    before, session.may_exist = session.may_exist, True
-    session.is_asking = True
-    session.sent_at = clock()
+    before, session.may_live_until = session.may_live_until, deadline + session.ttl
+    sent_at = clock()
     try:
-        answer = yield from nodes.reserve(message, deadline)
+        decision = wire.reserved((yield from nodes.reserve(message, deadline)))
     except TollgateError as error:
-        is_lost = isinstance(error, NoDecisionError) and error._may_be_decided
-        session.may_exist = before or is_lost
+        if not (isinstance(error, NoDecisionError) and error._may_be_decided):
+            session.may_live_until = before
         raise
-    finally:
-        session.silent_from = clock()
-        session.is_asking = False
-    decision = wire.reserved(answer)
-    if isinstance(decision, Refused):
-        session.may_exist = before
+    if isinstance(decision, Reserved):
+        session.sent_at = sent_at
+    elif decision.decided_by is DecidedBy.NODE:
+        # The store of a degraded node may have recorded it.
+        session.may_live_until = before
     return decision

@@ -34,7 +34,7 @@ def reserve(session: Session) -> ReserveRequest:
     try:
         return ReserveRequest(
             resource=session.resource,
-            session=session.name,
+            session=session.secret,
             session_ttl_millis=session.ttl_millis,
             hold=session.hold,
             domain=session.domain,
@@ -46,10 +46,10 @@ def reserve(session: Session) -> ReserveRequest:
 
 
 def hits(response: ThrottleResponse) -> Union[Hits, Refused]:
-    """Raises ``NoDecisionError`` if the status is unknown."""
+    """Raises ``NoDecisionError`` if the answer makes no sense."""
     if _is_granted(response):
         return Hits(
-            response.granted,
+            _granted(response),
             response.tier_index,
             response.burst,
             response.shadow,
@@ -60,9 +60,9 @@ def hits(response: ThrottleResponse) -> Union[Hits, Refused]:
 
 
 def reserved(response: ReserveResponse) -> Union[Reserved, Refused]:
-    """Raises ``NoDecisionError`` if the status is unknown."""
+    """Raises ``NoDecisionError`` if the answer makes no sense."""
     if _is_granted(response):
-        return Reserved(response.granted, _decided_by(response), response.shadow)
+        return Reserved(_granted(response), _decided_by(response), response.shadow)
     return _refused(response, response.degraded)
 
 
@@ -82,9 +82,21 @@ _Response = Union[ThrottleResponse, ReserveResponse]
 def _is_granted(response: _Response) -> bool:
     status = int(response.status)
     if status not in (_OK, _REJECTED):
-        text = f"the status {status} is unknown to this version"
-        raise NoDecisionError(NoAnswer.FAILED, text)
+        raise _failed(f"the status {status} is unknown to this version")
     return status == _OK
+
+
+def _granted(response: _Response) -> int:
+    granted = int(response.granted)
+    if granted < 1:
+        raise _failed(f"granted {granted}")
+    return granted
+
+
+def _failed(text: str) -> NoDecisionError:
+    error = NoDecisionError(NoAnswer.FAILED, text)
+    error._may_be_decided = True
+    return error
 
 
 def _refused(response: _Response, is_unavailable: bool) -> Refused:
