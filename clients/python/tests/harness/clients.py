@@ -151,6 +151,8 @@ class InLoop:
 
 async def _end_tasks() -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 

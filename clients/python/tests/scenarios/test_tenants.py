@@ -45,6 +45,9 @@ holds:
   - resource: "sandbox"
     global_limit: 3
   - resource: "many"
+  - resource: "shadowed"
+    global_limit: 1
+    enforce: false
 """
 
 
@@ -285,8 +288,12 @@ def test_a_hold_is_waited_for(connect, node):
 def test_a_hold_is_kept_alive(connect, node):
     client = connect(node.grpc)
     hold = client.hold("sandbox", "acme", 3, ttl=3.0)
+    # It is recorded although there is no room.
+    shadowed = client.hold("shadowed", "acme", 2, ttl=3.0)
+    assert shadowed.shadow and not hold.shadow
     assert not hold.lost(timeout=7.0)
     assert hold.is_held and hold.decided_by is DecidedBy.NODE and held(node) == 3
+    assert shadowed.is_held and shadowed.shadow and held(node, "shadowed") == 2
 
 
 def test_a_hold_that_was_ended_is_lost(connect, node):
@@ -329,7 +336,7 @@ def test_with_a_fallback_a_hold_goes_on_and_is_recorded_again(connect, proxy, no
 def test_a_lost_store_ends_holds_or_leaves_them_by_policy(connect, start, redis, ending):
     limits = """
 holds:
-  - {{ resource: "sandbox" }}
+  - {{ resource: "sandbox", global_limit: 4 }}
 on_store_failure: {}
 """
     allow, deny = (
@@ -347,12 +354,17 @@ on_store_failure: {}
         if error.value.reason is Reason.UNAVAILABLE:
             break
     assert not hold.lost(timeout=5.0) and free.is_held
-    # It comes back without its data: what was recorded is lost, and the rest is recorded.
+    assert hold.decided_by is DecidedBy.DEGRADED_NODE
+    # It comes back without its data: what there is room for is recorded, and the rest is lost.
     ending.callback(Redis(redis.port).close)
-    assert hold.lost(timeout=LIMIT)
-    eventually("recorded", lambda: free.decided_by is DecidedBy.NODE)
-    eventually("nothing else", lambda: held(allow) == 2)
-    assert free.is_held
+    both = [hold, free]
+
+    def is_settled() -> bool:
+        return all(not one.is_held or one.decided_by is DecidedBy.NODE for one in both)
+
+    eventually("each is recorded or lost", is_settled)
+    (kept,) = [one for one in both if one.is_held]
+    eventually("nothing else", lambda: held(allow) == kept.copies)
     client.end()
 
 
@@ -412,6 +424,42 @@ def test_a_client_that_is_closed_releases_its_holds(connect, proxy, node):
     client.end()
     assert not hold.is_held
     eventually("over", lambda: held(node) == 0)
+
+
+def test_who_waits_for_copies_is_told_that_the_client_is_closed(connect, proxy, node):
+    other = connect(node.grpc).hold("sandbox", "other", 3)
+    client, ended = connect(proxy.address), threading.Event()
+
+    def ask(**options: Any) -> None:
+        with pytest.raises(ClosedError):
+            client.hold("sandbox", "acme", 1, ttl=3600.0, max_wait=600.0, **options)
+        ended.set()
+
+    decisions = lambda: node.metric("tollgate_hold_decisions_total")  # noqa: E731
+    before = decisions()
+    threading.Thread(target=ask).start()
+    eventually("it waits", lambda: decisions() > before)
+    client.end()
+    assert ended.wait(LIMIT)
+    # A call that is under way ends first, and what it was granted is given back.
+    client = connect(proxy.address)
+    client.hold("many", "acme").release()
+    other.release()
+    eventually("released", lambda: held(node) == 0)
+    ended.clear()
+    proxy.set(Fault.NO_REPLIES)
+    threading.Thread(target=ask, kwargs={"deadline": 3.0}).start()
+    eventually("granted", lambda: held(node) == 1)
+    closing = [threading.Thread(target=client.end) for _ in range(2)]
+    for thread in closing:
+        thread.start()
+    time.sleep(0.2)
+    assert all(thread.is_alive() for thread in closing), "both wait"
+    proxy.set(Fault.NOTHING)
+    assert ended.wait(LIMIT)
+    for thread in closing:
+        thread.join()
+    eventually("ended", lambda: held(node) == 0)
 
 
 def test_many_holds_are_renewed_in_few_calls(connect, node):

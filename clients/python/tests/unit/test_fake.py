@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import threading
 import time
+from typing import List
 
 import pytest
 
 from tollgate_client import (
+    ClosedError,
     DecidedBy,
     Fake,
     FakeAnswer,
     FakeTime,
     Fallback,
+    Hold,
     InvalidRequestError,
     NoAnswer,
     NoDecisionError,
@@ -169,6 +174,98 @@ def test_holds_of_another_event_loop_are_lost():
     second = asyncio.run(hold(2))
     assert not second.is_held and told == [1, 2]
     asyncio.run(client.close())
+
+
+def test_a_task_that_waits_for_a_hold_is_cancelled():
+    fake = Fake()
+    fake.copies("sandbox", 1)
+
+    async def wait() -> None:
+        async with fake.aio_client() as client:
+            one = await client.hold("sandbox", "acme")
+
+            async def hold() -> None:
+                async with client.hold("sandbox", "other", max_wait=600.0):
+                    raise AssertionError
+
+            # Before it begins, and while it waits.
+            for pause in (None, 0.0, 0.01):
+                task = asyncio.ensure_future(hold())
+                if pause is not None:
+                    await asyncio.sleep(pause)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            one.release()
+            while client._holds.desk.live(True):
+                await asyncio.sleep(0.001)
+            assert fake.held("sandbox") == 0
+
+    asyncio.run(wait())
+
+
+def test_closing_ends_the_wait_for_a_hold(connect):
+    fake, failures = Fake(), []
+    fake.copies("sandbox", 1)
+    client = connect(fake)
+    one = client.hold("sandbox", "acme")
+
+    def ask() -> None:
+        with pytest.raises(ClosedError) as error:
+            client.hold("sandbox", "acme", max_wait=600.0)
+        failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(0.05)
+    client.end()
+    thread.join(30.0)
+    assert failures and not one.is_held and fake.held("sandbox") == 0
+
+
+def test_holds_over_random_histories():
+    """After any history, the fake knows exactly the copies that the application holds."""
+    for seed in range(60):
+        chance = random.Random(seed)
+        fake_time = FakeTime()
+        fake = Fake(fake_time=fake_time)
+        fake.copies("sandbox", 10)
+        client = fake.client(fallback=Fallback.ALLOW if seed % 2 else None)
+        is_away, may_lose = seed % 4 < 2, seed % 8 < 4
+        held: List[Hold] = []
+        for _ in range(200):
+            domain, what = chance.choice(["acme", "other"]), chance.randrange(10)
+            if what < 4:
+                copies, ttl = chance.randrange(1, 5), float(chance.randrange(1, 30))
+                with contextlib.suppress(RefusedError, NoDecisionError):
+                    held.append(client.hold("sandbox", domain, copies, min_copies=1, ttl=ttl))
+            elif what < 6 and held:
+                one = held.pop(chance.randrange(len(held)))
+                if what == 4:
+                    one.release()
+                del one
+            elif what == 6 and is_away:
+                fake.answer_tenant("sandbox", domain, FakeAnswer.NO_NODE)
+            elif what == 7:
+                fake.answer_tenant("sandbox", domain, FakeAnswer.GRANT)
+            elif what == 8 and may_lose and not chance.randrange(4):
+                fake.lose("sandbox")
+            else:
+                fake_time.advance(chance.randrange(8000) / 1000)
+            recorded = [one for one in held if one.is_held and one.decided_by is DecidedBy.NODE]
+            copies = sum(one.copies for one in recorded)
+            assert may_lose or copies <= fake.held("sandbox"), seed
+        for domain in ("acme", "other"):
+            fake.answer_tenant("sandbox", domain, FakeAnswer.GRANT)
+        fake_time.advance(60.0)
+        held = [one for one in held if one.is_held]
+        assert all(one.decided_by is DecidedBy.NODE for one in held), seed
+        # A fake's sessions end only when they are told to.
+        if not is_away:
+            assert sum(one.copies for one in held) == fake.held("sandbox"), seed
+        held.clear()
+        client.close()
+        assert is_away or fake.held("sandbox") == 0, seed
 
 
 def test_holds_in_real_time(connect):
