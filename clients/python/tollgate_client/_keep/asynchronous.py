@@ -126,7 +126,8 @@ class AsyncKeeping(Keeping[Union["AsyncNodes", "AsyncFake"], D]):
         self.desk.close()
 
     def _start_keeper(self, plan: Plan[None]) -> None:
-        self._task = self.loop.create_task(self._keep(plan))
+        self._task = task = self.loop.create_task(self._keep(plan))
+        task.add_done_callback(lambda _: self._has_ended(plan, False))
 
     async def _keep(self, plan: Plan[None]) -> None:
         is_regular = False
@@ -134,8 +135,14 @@ class AsyncKeeping(Keeping[Union["AsyncNodes", "AsyncFake"], D]):
             await run_async(plan, self.perform)
             is_regular = True
         finally:
-            for call in self._calls:
-                call.cancel()
+            if not self.loop.is_closed():
+                for call in self._calls:
+                    call.cancel()
+            self._has_ended(plan, is_regular)
+
+    def _has_ended(self, plan: Plan[None], is_regular: bool) -> None:
+        """Also if its task was cancelled before it began."""
+        if plan in self.engine.keepers:
             self._ended(plan, is_regular)
 
     def _begin(self, begin: Begin) -> None:
