@@ -176,6 +176,16 @@ def test_holds_of_another_event_loop_are_lost():
     asyncio.run(client.close())
 
 
+def test_a_domain_without_a_node_spoils_no_other(connect):
+    fake_time = FakeTime()
+    fake = Fake(fake_time=fake_time)
+    client = connect(fake)
+    one, two = client.hold("sandbox", "acme"), client.hold("sandbox", "other")
+    fake.answer_tenant("sandbox", "acme", FakeAnswer.NO_NODE)
+    fake_time.advance(60.0)
+    assert not one.is_held and two.is_held
+
+
 def test_a_task_that_waits_for_a_hold_is_cancelled():
     fake = Fake()
     fake.copies("sandbox", 1)

@@ -89,10 +89,11 @@ class AsyncStub(Stub):
             self.end()
 
 
-def hold(holds: Any, ttl: float = 3600.0, on_lost: Optional[Callable[[], object]] = None) -> Session:
-    session: Session = holds.session(
-        tenant_request("sandbox", "acme", 1, None, 0.0, None, ttl), on_lost
-    )
+def hold(
+    holds: Any, ttl: float = 3600.0, on_lost: Optional[Callable[[], object]] = None
+) -> Session:
+    request = tenant_request("sandbox", "acme", 1, None, 0.0, None, ttl)
+    session: Session = holds.session(request, on_lost)
     session.sent_at = holds.clock()
     session.may_live(session.sent_at)
     assert session.grant(Reserved(1, DecidedBy.NODE), holds.clock())

@@ -65,12 +65,11 @@ def failure(error: grpc.RpcError, seconds: float) -> Failure:
 
 
 def tenant_failure(error: grpc.RpcError, seconds: float) -> Failure:
-    """The failure of a call about hits or holds. A node of an older version, without these calls, is
-    well: for it, nothing is configured."""
+    """The failure of a call about hits or holds. A node of an older version, without these calls,
+    is well: for it, nothing is configured."""
     failed = failure(error, seconds)
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        error_of_caller = NoDecisionError(NoAnswer.NOT_CONFIGURED)
-        return Failure(ANSWERED, error_of_caller, True, failed.text)
+        return Failure(ANSWERED, NoDecisionError(NoAnswer.NOT_CONFIGURED), True, failed.text)
     return failed
 
 

@@ -95,8 +95,11 @@ class FakeTenants:
         """Renews sessions."""
         answer = KeepAliveResponse()
         for one in message.sessions:
+            try:
+                found = self._find(one.resource, one.session)
+            except NoDecisionError:
+                continue  # No answer about this one.
             renewed = answer.sessions.add(resource=one.resource, session=one.session)
-            found = self._find(one.resource, one.session)
             if found is not None:
                 hold, domain, copies = found
                 renewed.alive = True

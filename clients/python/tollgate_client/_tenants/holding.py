@@ -84,8 +84,8 @@ class Handle:
 
     @property
     def decided_by(self) -> DecidedBy:
-        """Who has granted the copies, as of now: what a degraded node or the fallback has granted is
-        asked for again until a node has recorded it."""
+        """Who has granted the copies, as of now: what a degraded node or the fallback has granted
+        is asked for again until a node has recorded it."""
         self._holds.catch_up()
         reserved = self._session.reserved
         assert reserved is not None, "handles are given out only if copies are granted"
