@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import threading
 import time
 from typing import List
@@ -212,6 +213,25 @@ def test_a_task_that_waits_for_a_hold_is_cancelled():
             assert fake.held("sandbox") == 0
 
     asyncio.run(wait())
+
+
+def test_an_interrupt_ends_the_wait_for_a_hold():
+    fake = Fake()
+    fake.copies("sandbox", 1)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with fake.client() as client:
+            one = client.hold("sandbox", "acme")
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                client.hold("sandbox", "other", max_wait=600.0)
+            one.release()
+            end = time.monotonic() + 30.0
+            while client._holds.desk.live(True) and time.monotonic() < end:
+                time.sleep(0.001)
+            assert not client._holds.desk.live(True) and fake.held("sandbox") == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_closing_ends_the_wait_for_a_hold(connect):
