@@ -338,14 +338,14 @@ def test_what_is_degraded_changes_nothing_about_a_hold_of_the_fallback():
     bench = Bench()
     one = by_fallback(bench)
     bench.is_degraded = True
-    bench.run(2.0)
+    bench.run(3.0)
     assert one.reserved == Reserved(3, FALLBACK) and one.until > 1e9
-    assert bench.times("keep_alive") == [1.5, 1.875]
+    assert bench.times("keep_alive") == [1.5, 3.0]
     bench.is_degraded = False
     bench.reserved = ReserveResponse(status=REJECTED, degraded=True)
-    bench.run(3.0)
+    bench.run(6.0)
     assert one.is_held and one.reserved == Reserved(3, FALLBACK)
-    assert bench.times("reserve") == [2.25, 2.625, 3.0]
+    assert bench.times("reserve") == [4.5, 6.0]
     bench.error = NoDecisionError(NoAnswer.NOT_CONFIGURED)
     bench.run(60.0)
     assert one.is_held and one.reserved == Reserved(3, FALLBACK)

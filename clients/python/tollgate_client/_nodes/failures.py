@@ -66,10 +66,10 @@ def failure(error: grpc.RpcError, seconds: float) -> Failure:
 
 def tenant_failure(error: grpc.RpcError, seconds: float) -> Failure:
     """The failure of a call about hits or holds. A node of an older version, without these calls,
-    is well: for it, nothing is configured."""
+    is well: for it, nothing is configured, but another one may know them."""
     failed = failure(error, seconds)
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return Failure(ANSWERED, NoDecisionError(NoAnswer.NOT_CONFIGURED), True, failed.text)
+        return Failure(ANSWERED, NoDecisionError(NoAnswer.NOT_CONFIGURED), False, failed.text)
     return failed
 
 

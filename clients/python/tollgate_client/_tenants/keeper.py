@@ -270,9 +270,10 @@ class Keeper:
                 session.is_alone = True
                 self._wait(_Kind.RENEW, session)
             else:
-                self._not_answered(session)
                 if is_refused:
-                    session.due = self._clock() + session.interval
+                    self._stays(session)
+                else:
+                    self._not_answered(session)
 
     def _renewed(
         self, session: Session, answer: Optional[RenewedSession], degraded: bool, sent_at: float
@@ -293,7 +294,7 @@ class Keeper:
                 reserved = Reserved(session.copies, DecidedBy.DEGRADED_NODE)
                 self._goes_on(session, reserved, sent_at)
             else:
-                self._not_answered(session)
+                self._stays(session)
         elif session.is_recorded:
             self._lose(session, "the session was ended, or the store has lost it")
             session.is_called = False
@@ -309,7 +310,10 @@ class Keeper:
             if answer.decided_by is DecidedBy.NODE:
                 self._lose(session, "they are not free")
         self._log_failure(answer)
-        self._not_answered(session)
+        if isinstance(answer, (Reserved, Refused)) or _is_refusal(answer):
+            self._stays(session)
+        else:
+            self._not_answered(session)
 
     def _ended(self, session: Session, answer: _Answer) -> None:
         session.is_called = False
@@ -326,6 +330,11 @@ class Keeper:
 
     def _goes_on(self, session: Session, reserved: Reserved, sent_at: float) -> None:
         session.renew(reserved, sent_at)
+        session.is_called = False
+
+    def _stays(self, session: Session) -> None:
+        """A node has answered, and nothing changes."""
+        session.due = self._clock() + session.interval
         session.is_called = False
 
     def _not_answered(self, session: Session) -> None:
