@@ -139,7 +139,11 @@ class Keeper:
             else:
                 renewed.append(session)
         if renewed:
-            soon = (session for session in live if now < session.due_at <= now + _TOGETHER)
+            soon = (
+                session
+                for session in live
+                if now < session.due_at <= now + min(_TOGETHER, session.pause)
+            )
             renewed += [one for one in soon if one.is_held and not (one.is_called or one.is_alone)]
             renewed.sort(key=_due_at)
         for at in range(0, len(renewed), _MOST_SESSIONS):
@@ -270,10 +274,7 @@ class Keeper:
                 session.is_alone = True
                 self._wait(_Kind.RENEW, session)
             else:
-                if is_refused:
-                    self._stays(session)
-                else:
-                    self._not_answered(session)
+                self._not_answered(session)
 
     def _renewed(
         self, session: Session, answer: Optional[RenewedSession], degraded: bool, sent_at: float
@@ -288,8 +289,8 @@ class Keeper:
             self._not_answered(session)
         elif has_hold:
             self._goes_on(session, Reserved(session.copies, DecidedBy.NODE), sent_at)
-        elif degraded:
-            # The store is away, and no hold ends for that.
+        elif degraded and answer.alive:
+            # Its store is away, and no hold ends for that.
             if session.until < math.inf:
                 reserved = Reserved(session.copies, DecidedBy.DEGRADED_NODE)
                 self._goes_on(session, reserved, sent_at)
