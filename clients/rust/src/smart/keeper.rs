@@ -35,6 +35,8 @@ pub(super) struct Keeper {
     ahead: Duration,
     stock: Arc<Stock>,
     meter: Meter,
+    /// The demand that was refused.
+    refused: Meter,
     /// The tokens that were granted, and not thrown away.
     granted: u64,
     /// Where the bucket stood, and when, if that is known.
@@ -74,6 +76,7 @@ impl Keeper {
             ahead,
             stock,
             meter: Meter::default(),
+            refused: Meter::default(),
             granted: 0,
             level: None,
             lends: false,
@@ -87,6 +90,7 @@ impl Keeper {
     /// Runs until the application lets go.
     pub(super) async fn run(mut self) {
         self.meter.count(0, Instant::now());
+        self.refused.count(0, Instant::now());
         loop {
             let demanded = self.measure();
             let waiting = self.stock.waiting.load(Ordering::SeqCst);
@@ -114,6 +118,7 @@ impl Keeper {
         metrics::smart_tokens("used", counts[0] - before[0]);
         metrics::smart_tokens("refused", counts[1] - before[1]);
         self.meter.count(counts[0] + counts[1], Instant::now());
+        self.refused.count(counts[1], Instant::now());
         let demanded = self.meter.demanded();
         let target = self.target(demanded);
         stock.low.store(target.div_ceil(2), Ordering::Relaxed);
@@ -125,9 +130,10 @@ impl Keeper {
 
     /// The tokens to have, with this demand in a second.
     fn target(&self, demanded: u64) -> u64 {
-        // A single use, or a burst, says nothing about the next second.
-        let steady = if self.meter.is_steady() { demanded } else { 0 };
-        (steady as f64 * self.ahead.as_secs_f64()) as u64
+        // A single use, or a burst, says nothing about the next second; but who was refused may come
+        // again.
+        let expected = if self.meter.is_steady() { demanded } else { self.refused.demanded() };
+        (expected as f64 * self.ahead.as_secs_f64()) as u64
     }
 
     /// The tokens to ask for now.

@@ -8,6 +8,9 @@ use tokio::time::Instant;
 /// The time over which demand is measured.
 const WINDOW: Duration = Duration::from_secs(1);
 
+/// Counts are kept so far apart at least.
+const APART: Duration = Duration::from_millis(20);
+
 /// Demand that is spread over so long is steady.
 const STEADY: Duration = Duration::from_millis(100);
 
@@ -22,6 +25,10 @@ pub(super) struct Meter {
 impl Meter {
     /// So many were demanded since the start.
     pub(super) fn count(&mut self, demanded: u64, now: Instant) {
+        let before = self.counts.len().checked_sub(2).and_then(|at| self.counts.get(at));
+        if before.is_some_and(|(at, _)| *at + APART > now) {
+            self.counts.pop_back();
+        }
         self.counts.push_back((now, demanded));
         while self.counts.get(1).is_some_and(|(at, _)| *at + WINDOW <= now) {
             self.counts.pop_front();
@@ -66,5 +73,10 @@ mod tests {
         meter.count(107, at(9000));
         assert!(meter.demanded() == 7 && !meter.is_steady());
         assert!(meter.counts.len() <= 2);
+        for us in 0..20_000 {
+            meter.count(107 + us, at(9000) + Duration::from_micros(us * 100));
+        }
+        assert!(meter.counts.len() <= 55, "{}", meter.counts.len());
+        assert!((9_800..10_400).contains(&meter.demanded()), "{}", meter.demanded());
     }
 }
