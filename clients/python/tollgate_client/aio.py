@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from types import TracebackType
-from typing import Optional, Type, Union
+from typing import Any, Optional, Tuple, Type, Union
 
 from . import _fork
+from ._charges.charging import AsyncCharges
 from ._decide.effects import run_async
 from ._decide.settings import Configured, Servers
-from ._keep.asynchronous import close_all
+from ._keep.asynchronous import AsyncKeeping, close_all
 from ._keep.keeping import when_collected
 from ._leases.asynchronous import Acquiring, AsyncLeases, Capacity, Gauge, RateLimiter
 from ._leases.handle import Place
@@ -40,6 +41,7 @@ class Client(Configured):
     _engine: Optional[_Engine] = None
     _leases: Optional[AsyncLeases] = None
     _holds: Optional[AsyncHolds] = None
+    _charges: Optional[AsyncCharges] = None
     _is_closed = False
 
     async def allow(
@@ -80,6 +82,12 @@ class Client(Configured):
         asked = request(namespace, bucket, tokens, max_wait, deadline, critical)
         engine = self._running()
         return await run_async(engine.decider.acquire(asked), engine.perform)
+
+    def charge(self, namespace: str, bucket: str, tokens: int) -> None:
+        """Charges a bucket with what a request has cost beyond its tokens, once that is known. Does
+        not wait. The arguments and errors are those of :meth:`tollgate_client.Client.charge`. To be
+        called in an event loop."""
+        self._charging().charge(namespace, bucket, tokens)
 
     async def hits(
         self,
@@ -155,16 +163,16 @@ class Client(Configured):
         return Capacity(self, self._leasing(), resource, mode, wants)
 
     async def close(self) -> None:
-        """Releases all leases and holds, so that others get them at once, and closes the
-        connections, once the requests that are under way have ended. Further requests, and those
-        who wait for leased resources, get ``ClosedError``. Takes up to five seconds if there are
-        leases or holds and no node answers."""
+        """Releases all leases and holds, so that others get them at once, tries once more what is
+        charged and not taken yet, and closes the connections, once the requests that are under way
+        have ended. Further requests, and those who wait for leased resources, get ``ClosedError``.
+        Takes up to five seconds if there are leases, holds or charges and no node answers."""
         self._is_closed = True
         self._detach()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
-        await close_all([one for one in (self._leases, self._holds) if one is not None])
+        await close_all([one for one in self._keepings() if one is not None])
 
     async def __aenter__(self) -> Client:
         return self
@@ -187,7 +195,7 @@ class Client(Configured):
             # Its event loop has ended.
             self._detach()
             engine.stop()
-            for keeping in (self._leases, self._holds):
+            for keeping in self._keepings():
                 if keeping is not None:
                     keeping.abandon()
         self._engine = engine = self._new_engine()
@@ -208,6 +216,16 @@ class Client(Configured):
             self._holds_finalizer = when_collected(self, holds.client_has_ended)
         return self._holds
 
+    def _charging(self) -> AsyncCharges:
+        engine = self._running()
+        if self._charges is None or self._charges.engine is not engine:
+            self._charges = charges = AsyncCharges(engine)
+            self._charges_finalizer = when_collected(self, charges.client_has_ended)
+        return self._charges
+
+    def _keepings(self) -> Tuple[Optional[AsyncKeeping[Any]], ...]:
+        return self._leases, self._holds, self._charges
+
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
             return AsyncFake(self._rules, self._backend)
@@ -217,7 +235,7 @@ class Client(Configured):
 
     def after_fork(self) -> None:
         self._detach()
-        self._leases = self._holds = None
+        self._leases = self._holds = self._charges = None
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None

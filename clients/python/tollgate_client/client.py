@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Optional, Type, Union
+from typing import Any, Optional, Tuple, Type, Union
 
 from . import _fork
+from ._charges.charging import BlockingCharges
 from ._decide.effects import run
 from ._decide.settings import Configured, Servers
-from ._keep.blocking import close_all
+from ._keep.blocking import BlockingKeeping, close_all
 from ._keep.keeping import when_collected
 from ._leases.blocking import BlockingLeases, Capacity, Gauge, RateLimiter
 from ._leases.resource import Mode
@@ -33,6 +34,7 @@ class Client(Configured):
     _engine: Optional[_Engine] = None
     _leases: Optional[BlockingLeases] = None
     _holds: Optional[BlockingHolds] = None
+    _charges: Optional[BlockingCharges] = None
     _is_closed = False
 
     def allow(
@@ -87,6 +89,20 @@ class Client(Configured):
         asked = request(namespace, bucket, tokens, max_wait, deadline, critical)
         engine = self._engine or self._start()
         return run(engine.decider.acquire(asked), engine.perform)
+
+    def charge(self, namespace: str, bucket: str, tokens: int) -> None:
+        """Charges a bucket with what a request has cost beyond its tokens, once that is known. What
+        is charged is put together, and taken from the bucket in the background, by a thread. Nobody
+        waits for it, and while the bucket refuses it, it is tried again. It is never given back.
+
+        >>> client.acquire("db", "rows")
+        >>> rows = read()
+        >>> client.charge("db", "rows", rows - 1)  # One was paid for.
+
+        Raises ``InvalidRequestError`` and ``ClosedError``.
+        """
+        charges = self._charges or self._charging()
+        charges.charge(namespace, bucket, tokens)
 
     def hits(
         self,
@@ -209,14 +225,14 @@ class Client(Configured):
         return Capacity(self, self._leasing(), resource, mode, wants)
 
     def close(self) -> None:
-        """Releases all leases and holds, so that others get them at once, and closes the
-        connections, once the requests that are under way have ended. Further requests, and those
-        who wait for leased resources, get ``ClosedError``. Takes up to five seconds if there are
-        leases or holds and no node answers."""
+        """Releases all leases and holds, so that others get them at once, tries once more what is
+        charged and not taken yet, and closes the connections, once the requests that are under way
+        have ended. Further requests, and those who wait for leased resources, get ``ClosedError``.
+        Takes up to five seconds if there are leases, holds or charges and no node answers."""
         with self._starting:
             self._is_closed = True
             engine, self._engine = self._engine, None
-            keepings = [one for one in (self._leases, self._holds) if one is not None]
+            keepings = [one for one in self._keepings() if one is not None]
             self._detach()
         if engine is not None:
             engine.close()
@@ -262,6 +278,19 @@ class Client(Configured):
                 self._holds_finalizer = when_collected(self, holds.client_has_ended)
             return self._holds
 
+    def _charging(self) -> BlockingCharges:
+        engine = self._engine or self._start()
+        with self._starting:
+            if self._is_closed:
+                raise ClosedError("the client is closed")
+            if self._charges is None:
+                self._charges = charges = BlockingCharges(engine)
+                self._charges_finalizer = when_collected(self, charges.client_has_ended)
+            return self._charges
+
+    def _keepings(self) -> Tuple[Optional[BlockingKeeping[Any]], ...]:
+        return self._leases, self._holds, self._charges
+
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
             return BlockingFake(self._rules, self._backend)
@@ -272,7 +301,7 @@ class Client(Configured):
     def after_fork(self) -> None:
         self._starting = threading.Lock()
         self._detach()
-        self._leases = self._holds = None
+        self._leases = self._holds = self._charges = None
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None

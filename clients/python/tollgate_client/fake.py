@@ -93,9 +93,9 @@ def _granted(request: AllowRequest, wait: float) -> AllowResponse:
 
 
 def _refused(retry_after: Optional[float]) -> AllowResponse:
-    return AllowResponse(
-        status=AllowResponse.REJECTED_TIMEOUT, retry_after_millis=_millis(retry_after or 0.0)
-    )
+    # None would mean that there never will be enough.
+    millis = max(_millis(retry_after), 1) if retry_after else 0
+    return AllowResponse(status=AllowResponse.REJECTED_TIMEOUT, retry_after_millis=millis)
 
 
 def _millis(seconds: float) -> int:

@@ -42,6 +42,9 @@ class AnyClient:
     def hold(self, *arguments: Any, **options: Any) -> Any:
         raise NotImplementedError
 
+    def charge(self, namespace: str, bucket: str, tokens: int) -> None:
+        raise NotImplementedError
+
     def lease(self, use: str, resource: str, **options: Any) -> Any:
         """A lease that is used as ``rate_limiter``, ``gauge`` or ``capacity``."""
         raise NotImplementedError
@@ -70,6 +73,9 @@ class Blocking(AnyClient):
 
     def hold(self, *arguments: Any, **options: Any) -> Any:
         return self.client.hold(*arguments, **options)
+
+    def charge(self, namespace: str, bucket: str, tokens: int) -> None:
+        self.client.charge(namespace, bucket, tokens)
 
     def lease(self, use: str, resource: str, **options: Any) -> Any:
         return getattr(self.client, use)(resource, **options)
@@ -107,6 +113,12 @@ class Asynchronous(AnyClient):
             return await self.client.hold(*arguments, **options)
 
         return InLoop(self, self.run(hold()))
+
+    def charge(self, namespace: str, bucket: str, tokens: int) -> None:
+        async def charge() -> None:
+            self.client.charge(namespace, bucket, tokens)
+
+        self.run(charge())
 
     def lease(self, use: str, resource: str, **options: Any) -> Any:
         async def lease() -> Any:

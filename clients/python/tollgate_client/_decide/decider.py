@@ -129,6 +129,12 @@ class Decider(Deciding):
             raise RefusedError(decision)
         return decision
 
+    def charge(self, request: Request, deadline: float) -> Plan[Decision]:
+        """Asks the nodes alone, until ``deadline``: nobody is told of the answer, and no fallback
+        decides."""
+        answer = yield from self._backend.ask(message(request), deadline)
+        return response.decision(answer)
+
     def _decide_in_time(self, request: Request, start: float) -> Plan[Decision]:
         """Asks until tokens are granted, or can't be within ``max_wait`` from ``start``."""
         max_wait = request.max_wait

@@ -61,6 +61,9 @@ class Metrics:
         self._failed_refreshes = Counter(
             "tollgate_client_failed_refreshes_total", "Refreshes of leases that have failed."
         )
+        self._charged_tokens = Counter(
+            "tollgate_client_charged_tokens_total", "Tokens that were taken for charges."
+        )
 
     def decided(self, namespace: str, decision: Decision) -> None:
         """A request of the application was answered."""
@@ -126,6 +129,10 @@ class Metrics:
     def refresh_failed(self) -> None:
         """The leases were not refreshed."""
         self._failed_refreshes.inc()
+
+    def charged(self, tokens: int) -> None:
+        """Tokens were taken for a charge."""
+        self._charged_tokens.inc(tokens)
 
 
 def _metrics() -> Optional[Metrics]:

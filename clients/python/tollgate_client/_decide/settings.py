@@ -55,6 +55,7 @@ class Configured:
     _finalizer: Optional[weakref.finalize[..., Any]] = None
     _leases_finalizer: Optional[weakref.finalize[..., Any]] = None
     _holds_finalizer: Optional[weakref.finalize[..., Any]] = None
+    _charges_finalizer: Optional[weakref.finalize[..., Any]] = None
 
     def __init__(
         self,
@@ -125,7 +126,12 @@ class Configured:
 
     def _detach(self) -> None:
         """What there is does not end with the client any more."""
-        for finalizer in (self._finalizer, self._leases_finalizer, self._holds_finalizer):
+        for finalizer in (
+            self._finalizer,
+            self._leases_finalizer,
+            self._holds_finalizer,
+            self._charges_finalizer,
+        ):
             if finalizer is not None:
                 finalizer.detach()
 
