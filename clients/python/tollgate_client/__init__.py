@@ -13,6 +13,9 @@ a :class:`Fallback` decides then.
 
 :meth:`Client.hits` and :meth:`Client.hold` ask for what the limits leave to one user or tenant.
 
+:meth:`Client.smart_bucket` takes tokens ahead of need, so that their use costs no call, and
+:meth:`Client.charge` takes what a request has cost beyond its tokens.
+
 A client that makes many calls leases a share of a resource's capacity instead, and limits itself:
 :meth:`Client.rate_limiter`, :meth:`Client.gauge` and :meth:`Client.capacity`.
 
@@ -23,6 +26,7 @@ from . import aio
 from ._leases.blocking import Capacity, Gauge, RateLimiter
 from ._leases.handle import Place
 from ._leases.resource import Mode
+from ._smart.blocking import SmartBucket
 from ._tenants.blocking import Hold
 from ._version import VERSION as __version__
 from .answers import DecidedBy, Decision, Granted, Hits, Reason, Refused
@@ -69,6 +73,7 @@ __all__ = [
     "RefusedError",
     "Request",
     "SettingsError",
+    "SmartBucket",
     "TenantRequest",
     "TollgateError",
     "__version__",

@@ -17,6 +17,7 @@ from ._leases.asynchronous import Acquiring, AsyncLeases, Capacity, Gauge, RateL
 from ._leases.handle import Place
 from ._leases.resource import Mode
 from ._nodes.asynchronous import AsyncNodes
+from ._smart.asynchronous import AsyncSmartBuckets, SmartBucket
 from ._tenants.asynchronous import AsyncHolds, Hold, Holding
 from ._tenants.holding import OnLost
 from .answers import Decision, Granted, Hits
@@ -24,7 +25,17 @@ from .errors import ClosedError
 from .fake import AsyncFake
 from .request import TenantRequest, request, tenant_request
 
-__all__ = ["Acquiring", "Capacity", "Client", "Gauge", "Hold", "Holding", "Place", "RateLimiter"]
+__all__ = [
+    "Acquiring",
+    "Capacity",
+    "Client",
+    "Gauge",
+    "Hold",
+    "Holding",
+    "Place",
+    "RateLimiter",
+    "SmartBucket",
+]
 
 
 class Client(Configured):
@@ -42,6 +53,7 @@ class Client(Configured):
     _leases: Optional[AsyncLeases] = None
     _holds: Optional[AsyncHolds] = None
     _charges: Optional[AsyncCharges] = None
+    _smart: Optional[AsyncSmartBuckets] = None
     _is_closed = False
 
     async def allow(
@@ -88,6 +100,14 @@ class Client(Configured):
         not wait. The arguments and errors are those of :meth:`tollgate_client.Client.charge`. To be
         called in an event loop."""
         self._charging().charge(namespace, bucket, tokens)
+
+    def smart_bucket(
+        self, namespace: str, bucket: str, *, ahead: float = 1.0, critical: bool = True
+    ) -> SmartBucket:
+        """Takes tokens of a bucket ahead of need, so that their use costs no call to a node. The
+        arguments and errors are those of :meth:`tollgate_client.Client.smart_bucket`. To be called
+        in an event loop."""
+        return SmartBucket(self, self._smart_buckets(), namespace, bucket, ahead, critical)
 
     async def hits(
         self,
@@ -165,7 +185,7 @@ class Client(Configured):
     async def close(self) -> None:
         """Releases all leases and holds, so that others get them at once, tries once more what is
         charged and not taken yet, and closes the connections, once the requests that are under way
-        have ended. Further requests, and those who wait for leased resources, get ``ClosedError``.
+        have ended. Further requests, and those who wait for leased resources or tokens of smart buckets, get ``ClosedError``.
         Takes up to five seconds if there are leases, holds or charges and no node answers."""
         self._is_closed = True
         self._detach()
@@ -223,8 +243,15 @@ class Client(Configured):
             self._charges_finalizer = when_collected(self, charges.client_has_ended)
         return self._charges
 
+    def _smart_buckets(self) -> AsyncSmartBuckets:
+        engine = self._running()
+        if self._smart is None or self._smart.engine is not engine:
+            self._smart = smart = AsyncSmartBuckets(engine)
+            self._smart_finalizer = when_collected(self, smart.client_has_ended)
+        return self._smart
+
     def _keepings(self) -> Tuple[Optional[AsyncKeeping[Any]], ...]:
-        return self._leases, self._holds, self._charges
+        return self._leases, self._holds, self._charges, self._smart
 
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
@@ -235,7 +262,7 @@ class Client(Configured):
 
     def after_fork(self) -> None:
         self._detach()
-        self._leases = self._holds = self._charges = None
+        self._leases = self._holds = self._charges = self._smart = None
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None

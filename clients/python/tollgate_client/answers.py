@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Optional, Union
 
+from ._decide.level import Level
+
 
 class DecidedBy(enum.Enum):
     """Who has decided. The values are those of the metrics' label ``decided_by``."""
@@ -53,6 +55,8 @@ class Granted:
     """Whether they were granted only because the limit is not enforced yet."""
     decided_by: DecidedBy
     """Who has decided."""
+    level: Optional[Level] = field(default=None, compare=False, repr=False)
+    """Where the bucket stands, if that is known."""
 
     is_granted: ClassVar[Literal[True]] = True
     """``True``, to tell it from :class:`Refused`."""
@@ -71,6 +75,8 @@ class Refused:
     """Who has decided."""
     debt: float = field(default=0.0, compare=False, repr=False)
     """Seconds that the bucket takes to pay its debt, which a request waits for at least."""
+    level: Optional[Level] = field(default=None, compare=False, repr=False)
+    """Where the bucket stands, if that is known."""
 
     is_granted: ClassVar[Literal[False]] = False
     """``False``, to tell it from :class:`Granted`."""

@@ -15,6 +15,7 @@ from ._keep.keeping import when_collected
 from ._leases.blocking import BlockingLeases, Capacity, Gauge, RateLimiter
 from ._leases.resource import Mode
 from ._nodes.blocking import BlockingNodes
+from ._smart.blocking import BlockingSmartBuckets, SmartBucket
 from ._tenants.blocking import BlockingHolds, Hold
 from ._tenants.holding import OnLost
 from .answers import Decision, Granted, Hits
@@ -35,6 +36,7 @@ class Client(Configured):
     _leases: Optional[BlockingLeases] = None
     _holds: Optional[BlockingHolds] = None
     _charges: Optional[BlockingCharges] = None
+    _smart: Optional[BlockingSmartBuckets] = None
     _is_closed = False
 
     def allow(
@@ -103,6 +105,23 @@ class Client(Configured):
         """
         charges = self._charges or self._charging()
         charges.charge(namespace, bucket, tokens)
+
+    def smart_bucket(
+        self, namespace: str, bucket: str, *, ahead: float = 1.0, critical: bool = True
+    ) -> SmartBucket:
+        """Takes tokens of a bucket ahead of need, so that their use costs no call to a node.
+
+        As many are taken as are used in a second, and half of them are left when more are asked for.
+        So the first use after a pause waits for a node, and up to a second's use is lost when it
+        ends: what was taken is not given back. All clients together never use more than the nodes, or
+        the client's fallback, have granted.
+
+        ahead: how much use is taken ahead at most, in seconds.
+        critical: ``False`` leaves what the bucket keeps in reserve for critical requests.
+
+        Raises ``InvalidRequestError`` and ``ClosedError``.
+        """
+        return SmartBucket(self, self._smart_buckets(), namespace, bucket, ahead, critical)
 
     def hits(
         self,
@@ -227,7 +246,7 @@ class Client(Configured):
     def close(self) -> None:
         """Releases all leases and holds, so that others get them at once, tries once more what is
         charged and not taken yet, and closes the connections, once the requests that are under way
-        have ended. Further requests, and those who wait for leased resources, get ``ClosedError``.
+        have ended. Further requests, and those who wait for leased resources or tokens of smart buckets, get ``ClosedError``.
         Takes up to five seconds if there are leases, holds or charges and no node answers."""
         with self._starting:
             self._is_closed = True
@@ -288,8 +307,18 @@ class Client(Configured):
                 self._charges_finalizer = when_collected(self, charges.client_has_ended)
             return self._charges
 
+    def _smart_buckets(self) -> BlockingSmartBuckets:
+        engine = self._engine or self._start()
+        with self._starting:
+            if self._is_closed:
+                raise ClosedError("the client is closed")
+            if self._smart is None:
+                self._smart = smart = BlockingSmartBuckets(engine)
+                self._smart_finalizer = when_collected(self, smart.client_has_ended)
+            return self._smart
+
     def _keepings(self) -> Tuple[Optional[BlockingKeeping[Any]], ...]:
-        return self._leases, self._holds, self._charges
+        return self._leases, self._holds, self._charges, self._smart
 
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
@@ -301,7 +330,7 @@ class Client(Configured):
     def after_fork(self) -> None:
         self._starting = threading.Lock()
         self._detach()
-        self._leases = self._holds = self._charges = None
+        self._leases = self._holds = self._charges = self._smart = None
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None

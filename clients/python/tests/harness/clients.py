@@ -45,6 +45,9 @@ class AnyClient:
     def charge(self, namespace: str, bucket: str, tokens: int) -> None:
         raise NotImplementedError
 
+    def smart_bucket(self, namespace: str, bucket: str, **options: Any) -> Any:
+        raise NotImplementedError
+
     def lease(self, use: str, resource: str, **options: Any) -> Any:
         """A lease that is used as ``rate_limiter``, ``gauge`` or ``capacity``."""
         raise NotImplementedError
@@ -76,6 +79,9 @@ class Blocking(AnyClient):
 
     def charge(self, namespace: str, bucket: str, tokens: int) -> None:
         self.client.charge(namespace, bucket, tokens)
+
+    def smart_bucket(self, namespace: str, bucket: str, **options: Any) -> Any:
+        return self.client.smart_bucket(namespace, bucket, **options)
 
     def lease(self, use: str, resource: str, **options: Any) -> Any:
         return getattr(self.client, use)(resource, **options)
@@ -119,6 +125,12 @@ class Asynchronous(AnyClient):
             self.client.charge(namespace, bucket, tokens)
 
         self.run(charge())
+
+    def smart_bucket(self, namespace: str, bucket: str, **options: Any) -> Any:
+        async def smart_bucket() -> Any:
+            return self.client.smart_bucket(namespace, bucket, **options)
+
+        return InLoop(self, self.run(smart_bucket()))
 
     def lease(self, use: str, resource: str, **options: Any) -> Any:
         async def lease() -> Any:

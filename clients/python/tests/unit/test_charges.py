@@ -130,6 +130,21 @@ def test_charges_of_too_many_buckets_are_dropped(fake, caplog, monkeypatch):
     assert len(caplog.messages) == 1 and "too many buckets" in caplog.messages[0]
 
 
+def test_what_is_charged_during_a_call_is_taken_later(fake, later):
+    client = Client(fake)
+    ask = fake.ask
+
+    def charge_more(message: Any, deadline: float) -> Any:
+        fake.ask = ask  # type: ignore[method-assign]
+        client.charge("db", "rows", 7)
+        return ask(message, deadline)
+
+    fake.ask = charge_more  # type: ignore[method-assign]
+    client.charge("db", "rows", 5)
+    later(client, 1.0)
+    assert fake.asked("db", "rows") == [5, 7]
+
+
 def test_without_an_answer_the_others_are_tried_in_the_next_round(fake, later):
     client = Client(fake)
     fake.answer("db", "first", FakeAnswer.NO_NODE)
@@ -211,7 +226,8 @@ def test_what_is_open_is_charged_when_the_client_is_closed(connect, with_fake_ti
     with pytest.raises(ClosedError):
         client.charge("db", "rows", 1)
     client.end()
-    assert not [one for one in threading.enumerate() if one.name == "tollgate-client-charges"]
+    name = "tollgate-client-charges"
+    eventually("no thread", lambda: all(one.name != name for one in threading.enumerate()))
 
 
 def test_what_is_open_is_charged_when_the_client_is_collected():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Union
 
-from .._decide.decider import Decider
 from .._decide.effects import Plan
 from .._keep import keeping
 from .._keep.asynchronous import AsyncKeeping
@@ -22,23 +21,12 @@ if TYPE_CHECKING:
     from ..fake import AsyncFake, BlockingFake
 
 
-class Engine(keeping.Engine, Protocol):
-    """What a client asks with: nodes, or a fake."""
-
-    @property
-    def decider(self) -> Decider:
-        """What decides."""
-
-
-E = TypeVar("E", bound=Engine)
-
-
-class Charges(keeping.Keeping[E, Desk]):
+class Charges(keeping.Keeping[keeping.E, Desk]):
     """The charges of a client, without input and output."""
 
     kind = "charges"
 
-    def __init__(self, engine: E) -> None:
+    def __init__(self, engine: keeping.E) -> None:
         super().__init__(engine, partial(Desk, clock=engine.clock))
 
     def charge(self, namespace: str, bucket: str, tokens: int) -> None:

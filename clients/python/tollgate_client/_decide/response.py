@@ -7,6 +7,7 @@ from typing import Dict
 from .._proto.quotaservice_pb2 import AllowResponse
 from ..answers import DecidedBy, Decision, Granted, Reason, Refused
 from ..errors import InvalidRequestError, NoAnswer, NoDecisionError
+from .level import level
 
 _REASONS: Dict[int, Reason] = {
     AllowResponse.REJECTED_TIMEOUT: Reason.LIMIT,
@@ -24,6 +25,7 @@ def decision(response: AllowResponse) -> Decision:
     """Raises ``InvalidRequestError``, or ``NoDecisionError`` if the status is unknown."""
     decided_by = DecidedBy.DEGRADED_NODE if response.degraded else DecidedBy.NODE
     status = int(response.status)
+    stands = level(response.tokens_available, response.fill_rate)
     if status == _OK:
         return Granted(
             response.tokens_granted,
@@ -31,6 +33,7 @@ def decision(response: AllowResponse) -> Decision:
             response.soft_limited,
             response.shadow,
             decided_by,
+            stands,
         )
     if status == _INVALID:
         raise InvalidRequestError(
@@ -43,12 +46,9 @@ def decision(response: AllowResponse) -> Decision:
         raise NoDecisionError(NoAnswer.FAILED, text)
     retry_after = response.retry_after_millis
     return Refused(
-        reason, retry_after / 1000 if retry_after > 0 else None, decided_by, _debt(response)
+        reason,
+        retry_after / 1000 if retry_after > 0 else None,
+        decided_by,
+        0.0 if stands is None else stands.debt,
+        stands,
     )
-
-
-def _debt(response: AllowResponse) -> float:
-    """How long the bucket takes to pay its debt."""
-    tokens, rate = response.tokens_available, response.fill_rate
-    # Neither holds for what is not a number.
-    return -tokens / rate if tokens < 0 and rate > 0 else 0.0

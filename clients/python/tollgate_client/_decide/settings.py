@@ -56,6 +56,7 @@ class Configured:
     _leases_finalizer: Optional[weakref.finalize[..., Any]] = None
     _holds_finalizer: Optional[weakref.finalize[..., Any]] = None
     _charges_finalizer: Optional[weakref.finalize[..., Any]] = None
+    _smart_finalizer: Optional[weakref.finalize[..., Any]] = None
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class Configured:
             self._leases_finalizer,
             self._holds_finalizer,
             self._charges_finalizer,
+            self._smart_finalizer,
         ):
             if finalizer is not None:
                 finalizer.detach()

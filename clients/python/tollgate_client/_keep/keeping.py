@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Callable, Generic, Protocol, Set, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Generic, Protocol, Set, TypeVar
 
 from .. import _fork
 from .._decide.effects import Plan
 from .desk import Desk
 from .effects import Clock, Signal
 from .inline import Inline
+
+if TYPE_CHECKING:
+    from .._decide.decider import Decider
 
 LONGEST_CLOSE = 5.0
 """Seconds that closing may take, without an answer."""
@@ -26,6 +29,10 @@ class Engine(Protocol):
     @property
     def has_fake_time(self) -> bool:
         """Whether time only moves when told to."""
+
+    @property
+    def decider(self) -> Decider:
+        """What decides requests for tokens."""
 
     @property
     def keepers(self) -> Set[object]:
