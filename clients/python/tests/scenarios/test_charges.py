@@ -8,7 +8,7 @@ from .test_processes import run
 LIMITS = """namespaces:
   a:
     buckets:
-      rows: { size: 100000, fill_rate: 100/d, max_tokens_per_request: 1000 }
+      rows: { size: 10000, fill_rate: 1/h, max_tokens_per_request: 1000 }
 """
 
 

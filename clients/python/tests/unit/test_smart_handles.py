@@ -218,8 +218,7 @@ def test_tasks_use_no_more_than_was_granted_and_a_cancelled_one_uses_nothing():
                 assert time.monotonic() - begin >= 0.89
                 fake.answer("db", "reads", FakeAnswer.refuse(60.0))
                 tasks = [
-                    asyncio.ensure_future(bucket.acquire(10_000, max_wait=LIMIT))
-                    for _ in range(3)
+                    asyncio.ensure_future(bucket.acquire(10_000, max_wait=LIMIT)) for _ in range(3)
                 ]
                 await asyncio.sleep(0)
                 tasks[0].cancel()

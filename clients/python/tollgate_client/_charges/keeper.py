@@ -81,9 +81,7 @@ class Keeper:
                 elif answer.reason in (Reason.LIMIT, Reason.TOO_MANY_TOKENS) and tokens > 1:
                     charge.most = tokens // 2
                 else:
-                    self._desk.log_dropped(
-                        charge.namespace, charge.bucket, answer.reason.value
-                    )
+                    self._desk.log_dropped(charge.namespace, charge.bucket, answer.reason.value)
                     left = 0
             if not left or pause:
                 break

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from ..fake import AsyncFake
 
 
-class AsyncSmartBuckets(
-    SmartBuckets[Union["AsyncNodes", "AsyncFake"]], AsyncKeeping[Desk[Stock]]
-):
+class AsyncSmartBuckets(SmartBuckets[Union["AsyncNodes", "AsyncFake"]], AsyncKeeping[Desk[Stock]]):
     """The smart buckets of an asyncio client in one event loop."""
 
 

@@ -72,9 +72,7 @@ class Stock:
         self._call_keeper()
         return False
 
-    def acquire(
-        self, tokens: int, max_wait: float, new_signal: Callable[[], Signal]
-    ) -> Plan[None]:
+    def acquire(self, tokens: int, max_wait: float, new_signal: Callable[[], Signal]) -> Plan[None]:
         """Uses tokens, and waits for them if they are not there."""
         tokens = _at_least_one(index(tokens))
         # What is not at least 0 may also be no number.
@@ -82,16 +80,17 @@ class Stock:
             raise InvalidRequestError(f"invalid request: a max_wait of {max_wait} seconds")
         if self._use(tokens):
             return
-        waiter = _Waiter(tokens, new_signal())
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("the smart bucket is closed")
-            self._line[waiter] = None
-            self._waiting += tokens
-            self._serve()
-        self._call_keeper()
-        end, is_done = self._clock() + max_wait, False
+        waiter, is_done = _Waiter(tokens, new_signal()), False
+        end = self._clock() + max_wait
         try:
+            with self._lock:
+                if self._is_closed:
+                    raise ClosedError("the smart bucket is closed")
+                self._line[waiter] = None
+                self._waiting += tokens
+                # Some may have come meanwhile.
+                self._serve()
+            self._call_keeper()
             while True:
                 with self._lock:
                     waiter.signal.clear()
