@@ -105,7 +105,7 @@ class Decider(Deciding):
     def allow(self, request: Request) -> Plan[Decision]:
         """Asks once."""
         try:
-            decision = yield from self._decide(request)
+            decision = yield from self.decide(request)
         except TollgateError as error:
             self._report_error(request, error)
             raise
@@ -139,12 +139,12 @@ class Decider(Deciding):
         """Asks until tokens are granted, or can't be within ``max_wait`` from ``start``."""
         max_wait = request.max_wait
         if max_wait is None:
-            return (yield from self._decide(request))
+            return (yield from self.decide(request))
         deadline = self._deadline(request.deadline)
         while True:
             elapsed = self._clock() - start
             # What is left of both, so that the whole takes no longer.
-            decision = yield from self._decide(
+            decision = yield from self.decide(
                 request._replace(
                     max_wait=max(max_wait - elapsed, 0.0),
                     deadline=max(min(max_wait + deadline - elapsed, deadline), 0.0),
@@ -160,7 +160,8 @@ class Decider(Deciding):
             # Jittered, so that those who wait for the same tokens do not all ask at once.
             yield Sleep(max(min(pause * (1 + random.random() / 10), left), 0.0))
 
-    def _decide(self, request: Request) -> Plan[Decision]:
+    def decide(self, request: Request) -> Plan[Decision]:
+        """Asks once, and tells nobody."""
         refused = self._refusals.get(request, self._clock())
         if refused is not None:
             return refused

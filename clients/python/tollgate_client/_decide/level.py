@@ -13,6 +13,8 @@ class Level(NamedTuple):
     """The tokens that are there; a debt is negative."""
     rate: float
     """The tokens that come in a second; more than 0."""
+    size: float
+    """The most that are there."""
 
     @property
     def debt(self) -> float:
@@ -20,8 +22,8 @@ class Level(NamedTuple):
         return max(-self.available / self.rate, 0.0)
 
 
-def level(available: float, rate: float) -> Optional[Level]:
+def level(available: float, rate: float, size: float) -> Optional[Level]:
     """``None`` if the numbers make no sense, as they do where nobody knows them."""
     # Neither holds for what is not a number.
     is_known = 0.0 < rate < math.inf and -math.inf < available < math.inf
-    return Level(available, rate) if is_known else None
+    return Level(available, rate, size) if is_known else None

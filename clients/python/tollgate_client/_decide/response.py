@@ -25,7 +25,10 @@ def decision(response: AllowResponse) -> Decision:
     """Raises ``InvalidRequestError``, or ``NoDecisionError`` if the status is unknown."""
     decided_by = DecidedBy.DEGRADED_NODE if response.degraded else DecidedBy.NODE
     status = int(response.status)
-    stands = level(response.tokens_available, response.fill_rate)
+    stands = None
+    # Of a share, or of a limit that does not count, nothing is known.
+    if not (response.degraded or response.shadow or response.banned):
+        stands = level(response.tokens_available, response.fill_rate, response.size)
     if status == _OK:
         return Granted(
             response.tokens_granted,

@@ -7,11 +7,10 @@ import math
 
 from .._decide.decider import Decider
 from .._decide.effects import Plan
-from .._decide.log import LOG
 from .._keep.desk import Desk
 from .._keep.effects import FOREVER, Clock, Rest
 from ..answers import Refused
-from ..errors import NoAnswer, NoDecisionError, RefusedError, TollgateError
+from ..errors import RefusedError, TollgateError
 from .stock import Stock
 
 
@@ -55,14 +54,10 @@ class Keeper:
     def _ask(self, stock: Stock, tokens: int) -> Plan[None]:
         supply = stock.supply
         try:
-            answer = yield from self._decider.allow(stock.request._replace(tokens=tokens))
+            answer = yield from self._decider.decide(supply.request(stock.request, tokens))
         except TollgateError as error:
             supply.failed(self._clock())
             stock.fail(error)
-        except Exception as error:  # A callback of the application has failed.
-            LOG.exception("a smart bucket gets no tokens")
-            supply.failed(self._clock())
-            stock.fail(NoDecisionError(NoAnswer.FAILED, repr(error)))
         else:
             now = self._clock()
             if not isinstance(answer, Refused):

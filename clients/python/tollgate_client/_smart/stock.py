@@ -115,7 +115,7 @@ class Stock:
         supply = self.supply
         with self._lock:
             self.is_woken = False
-            supply.measure(self._used + self._refused, now)
+            supply.measure(self._used, self._refused, now)
             self._low = supply.low
             self._tokens = min(self._tokens, supply.target + self._waiting)
             return supply.wanted(self._tokens, self._waiting)

@@ -7,6 +7,7 @@ from typing import Optional, Tuple
 
 from .._decide.level import Level, level
 from ..answers import Granted, Reason, Refused
+from ..request import Request
 from .meter import Meter
 
 TICK = 0.1
@@ -16,8 +17,8 @@ SOON = 0.1
 """Seconds that tokens which are asked for may take to come. While demand is greater than the bucket's
 rate, this is how much is asked for at a time."""
 
-_LONGEST_PAUSE = 1.0
-"""The most seconds after a request that has no tokens."""
+_PAUSES = 0.5, 10.0
+"""The bounds of the pause in seconds after requests without tokens: it doubles."""
 
 _LIMIT_TIME = 60.0
 """Seconds that the bucket is taken to refuse more tokens at once than it has refused."""
@@ -30,6 +31,7 @@ class Supply:
         """ahead: seconds of use that are taken ahead at most."""
         self._ahead = ahead
         self._meter = Meter(now)
+        self._refused = Meter(now)
         self.target = 0
         """The tokens to have."""
         self.coming = 0
@@ -42,13 +44,22 @@ class Supply:
         self._level: Optional[Tuple[Level, float]] = None
         # The most that the bucket gives at once, and until when that is believed.
         self._limit: Optional[Tuple[int, float]] = None
-        self._pause = 0.0
+        # Whether the bucket lends tokens: has them used before they have come.
+        self._lends = False
+        # Whether others keep the bucket in debt, so that its tokens are not to be had soon.
+        self._is_contested = False
+        # The longest pause after a request without tokens.
+        self._pause = _PAUSES[0]
 
-    def measure(self, demanded: int, now: float) -> None:
-        """So many tokens were demanded since the start."""
-        self._meter.count(demanded, now)
+    def measure(self, used: int, refused: int, now: float) -> None:
+        """So many tokens were used since the start, and so many more refused."""
+        self._meter.count(used + refused, now)
+        self._refused.count(refused, now)
         demanded = self._meter.demanded
-        self.target = int(demanded * self._ahead)
+        # A single use, or a burst, says nothing about the next second; but who was refused may come
+        # again.
+        expected = demanded if self._meter.is_steady else self._refused.demanded
+        self.target = int(expected * self._ahead)
         self.look_at = now + TICK if demanded else math.inf
 
     @property
@@ -62,33 +73,54 @@ class Supply:
         return max(self.target + waiting - there, 0) if is_low else 0
 
     def at_once(self, wanted: int, now: float) -> int:
-        """How many of them to ask for now: what is there, and what comes soon. So a bucket that lends
-        tokens does not lend more than that, and others get theirs."""
+        """How many of them to ask for now: what is there; and what comes soon, of a bucket that
+        lends."""
         most = float(wanted)
         if self._limit is not None and now < self._limit[1]:
             most = min(most, self._limit[0])
         if self._level is not None:
-            (available, rate), at = self._level
-            most = min(most, available + rate * (now - at + SOON))
+            (available, rate, size), at = self._level
+            there, soon = min(available + rate * (now - at), size), rate * SOON
+            if self._is_contested:
+                most = min(most, soon)
+            else:
+                most = min(most, there + soon if self._lends else there)
         return max(int(most), 1)
+
+    def request(self, request: Request, tokens: int) -> Request:
+        """The request for so many. Where others wait for longer, too, nothing comes soon."""
+        return request._replace(tokens=tokens, max_wait=None if self._is_contested else SOON)
 
     def granted(self, granted: Granted, now: float) -> None:
         """Tokens were granted, and are not there before their time."""
         self.coming = granted.tokens
         self._pause_until(now + granted.wait)
         self._level = None if granted.level is None else (granted.level, now)
-        self._pause = 0.0
+        self._lends = self._lends or (granted.level is not None and granted.level.available < 0)
+        self._is_contested = self._is_contested and granted.wait > SOON
+        self._pause = _PAUSES[0]
 
     def refused(self, tokens: int, refused: Refused, now: float) -> bool:
         """So many were refused. Returns whether it is known when there may be some."""
         reason, retry_after = refused.reason, refused.retry_after
         if reason in (Reason.LIMIT, Reason.BANNED) and retry_after is not None:
-            # Where nobody says how fast tokens come: so many until the retry time. None are lent
-            # there, so only those are asked for that have come by then.
+            self._is_contested = refused.debt > SOON
+            if not self._is_contested:
+                # It would have lent them.
+                self._lends = False
+            # Where nobody says how fast tokens come: so many until the retry time.
             rate = tokens / retry_after if retry_after > 0 else math.inf
-            known = refused.level or level(-rate * SOON, rate)
-            self._level = None if known is None else (known, now)
-            self._pause_until(now + min(retry_after, refused.debt + SOON, _LONGEST_PAUSE))
+            known = refused.level or level(0.0, rate, math.inf)
+            is_part = known is not None and tokens > known.rate * SOON
+            if known is not None:
+                # Less is there than it seems: others have come, or the rest is kept in reserve.
+                available = min(known.available, tokens // 2)
+                self._level = known._replace(available=available), now
+            # A part of them comes before the others.
+            pause = min(retry_after, refused.debt + SOON) if is_part else retry_after
+            if pause > self._pause:
+                pause, self._pause = self._pause, min(2 * self._pause, _PAUSES[1])
+            self._pause_until(now + pause)
             return True
         is_too_much = reason in (Reason.LIMIT, Reason.TOO_MANY_TOKENS) and retry_after is None
         if is_too_much and tokens > 1:
@@ -100,8 +132,7 @@ class Supply:
 
     def failed(self, now: float) -> None:
         """There are no tokens, and nobody knows when there will be some."""
-        self._pause = min(max(2 * self._pause, TICK), _LONGEST_PAUSE)
-        self._pause_until(now + self._pause)
+        self._pause_until(now + _PAUSES[0])
 
     def _pause_until(self, end: float) -> None:
         self.paused_until = self.look_at = end
