@@ -195,18 +195,23 @@ class AsyncNodes(NodesEngine):
             else:
                 running = self.loop.create_task(self._do(task))
                 self._tasks.add(running)
-                running.add_done_callback(self._tasks.discard)
+                running.add_done_callback(partial(self._task_has_ended, task))
 
     async def _do(self, task: Task) -> None:
-        try:
-            if isinstance(task, Resolve):
-                await self._look_up(task.name)
-            else:
-                await self._check(task)
-        except BaseException:
-            # The application has cancelled all tasks, or there is too little memory.
+        if isinstance(task, Resolve):
+            await self._look_up(task.name)
+        else:
+            await self._check(task)
+
+    def _task_has_ended(self, task: Task, running: asyncio.Task[None]) -> None:
+        self._tasks.discard(running)
+        error = None if running.cancelled() else running.exception()
+        if error is not None:
+            LOG.error("a check of the nodes has failed", exc_info=error)
+        if running.cancelled() or error is not None:
+            # The application has cancelled all tasks, perhaps before they began, or there is too
+            # little memory.
             self._pool.put_off(task, time.monotonic())
-            raise
 
     async def _look_up(self, name: Name) -> None:
         found: List[Socket] = []
