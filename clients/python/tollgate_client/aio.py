@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from types import TracebackType
-from typing import Any, Optional, Tuple, Type, Union
+from typing import Any, Callable, Optional, Type, TypeVar, Union
 
 from . import _fork
 from ._charges.charging import AsyncCharges
@@ -50,10 +50,6 @@ class Client(Configured):
     """
 
     _engine: Optional[_Engine] = None
-    _leases: Optional[AsyncLeases] = None
-    _holds: Optional[AsyncHolds] = None
-    _charges: Optional[AsyncCharges] = None
-    _smart: Optional[AsyncSmartBuckets] = None
     _is_closed = False
 
     async def allow(
@@ -99,7 +95,7 @@ class Client(Configured):
         """Charges a bucket with what a request has cost beyond its tokens, once that is known. Does
         not wait. The arguments and errors are those of :meth:`tollgate_client.Client.charge`. To be
         called in an event loop."""
-        self._charging().charge(namespace, bucket, tokens)
+        self._keep(AsyncCharges, AsyncCharges).charge(namespace, bucket, tokens)
 
     def smart_bucket(
         self, namespace: str, bucket: str, *, ahead: float = 1.0, critical: bool = True
@@ -107,7 +103,8 @@ class Client(Configured):
         """Takes tokens of a bucket ahead of need, so that their use costs no call to a node. The
         arguments and errors are those of :meth:`tollgate_client.Client.smart_bucket`. To be called
         in an event loop."""
-        return SmartBucket(self, self._smart_buckets(), namespace, bucket, ahead, critical)
+        smart = self._keep(AsyncSmartBuckets, AsyncSmartBuckets)
+        return SmartBucket(self, smart, namespace, bucket, ahead, critical)
 
     async def hits(
         self,
@@ -154,7 +151,7 @@ class Client(Configured):
         return Holding(partial(self._hold, asked, on_lost))
 
     async def _hold(self, asked: TenantRequest, on_lost: Optional[OnLost]) -> Hold:
-        holds = self._holding()
+        holds = self._keep(AsyncHolds, lambda engine: AsyncHolds(engine, self._client_id()))
         hold = Hold(self, holds, asked, on_lost)
         await run_async(holds.engine.tenants.hold(asked, hold._session), holds.perform)
         return hold
@@ -192,7 +189,7 @@ class Client(Configured):
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
-        await close_all([one for one in self._keepings() if one is not None])
+        await close_all(list(self._kept.values()))
 
     async def __aenter__(self) -> Client:
         return self
@@ -215,57 +212,38 @@ class Client(Configured):
             # Its event loop has ended.
             self._detach()
             engine.stop()
-            for keeping in self._keepings():
-                if keeping is not None:
-                    keeping.abandon()
+            for keeping in self._kept.values():
+                keeping.abandon()
+            self._kept = {}
         self._engine = engine = self._new_engine()
         return engine
 
     def _leasing(self) -> AsyncLeases:
-        engine = self._running()
-        if self._leases is None or self._leases.engine is not engine:
-            self._leases = leases = AsyncLeases(engine, self._client_id())
-            # Called before the engine's.
-            self._leases_finalizer = when_collected(self, leases.client_has_ended)
-        return self._leases
+        return self._keep(AsyncLeases, lambda engine: AsyncLeases(engine, self._client_id()))
 
-    def _holding(self) -> AsyncHolds:
+    def _keep(self, kind: Type[K], begin: Callable[[_Engine], K]) -> K:
+        """What the client keeps of this kind in this event loop, from the first use on."""
         engine = self._running()
-        if self._holds is None or self._holds.engine is not engine:
-            self._holds = holds = AsyncHolds(engine, self._client_id())
-            self._holds_finalizer = when_collected(self, holds.client_has_ended)
-        return self._holds
-
-    def _charging(self) -> AsyncCharges:
-        engine = self._running()
-        if self._charges is None or self._charges.engine is not engine:
-            self._charges = charges = AsyncCharges(engine)
-            self._charges_finalizer = when_collected(self, charges.client_has_ended)
-        return self._charges
-
-    def _smart_buckets(self) -> AsyncSmartBuckets:
-        engine = self._running()
-        if self._smart is None or self._smart.engine is not engine:
-            self._smart = smart = AsyncSmartBuckets(engine)
-            self._smart_finalizer = when_collected(self, smart.client_has_ended)
-        return self._smart
-
-    def _keepings(self) -> Tuple[Optional[AsyncKeeping[Any]], ...]:
-        return self._leases, self._holds, self._charges, self._smart
+        kept: Optional[K] = self._kept.get(kind)
+        if kept is None:
+            kept = self._kept[kind] = begin(engine)
+            self._finalizers.append(when_collected(self, kept.client_has_ended))
+        return kept
 
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
             return AsyncFake(self._rules, self._backend)
         nodes = AsyncNodes(self._rules, self._backend)
-        self._finalizer = when_collected(self, nodes.client_has_ended)
+        self._finalizers.append(when_collected(self, nodes.client_has_ended))
         return nodes
 
     def after_fork(self) -> None:
         self._detach()
-        self._leases = self._holds = self._charges = self._smart = None
+        self._kept = {}
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None
 
 
 _Engine = Union[AsyncNodes, AsyncFake]
+K = TypeVar("K", bound=AsyncKeeping[Any])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any, Optional, Tuple, Type, Union
+from typing import Any, Callable, Optional, Type, TypeVar, Union
 
 from . import _fork
 from ._charges.charging import BlockingCharges
@@ -33,10 +33,6 @@ class Client(Configured):
     """
 
     _engine: Optional[_Engine] = None
-    _leases: Optional[BlockingLeases] = None
-    _holds: Optional[BlockingHolds] = None
-    _charges: Optional[BlockingCharges] = None
-    _smart: Optional[BlockingSmartBuckets] = None
     _is_closed = False
 
     def allow(
@@ -103,7 +99,7 @@ class Client(Configured):
 
         Raises ``InvalidRequestError`` and ``ClosedError``.
         """
-        charges = self._charges or self._charging()
+        charges = self._kept.get(BlockingCharges) or self._keep(BlockingCharges, BlockingCharges)
         charges.charge(namespace, bucket, tokens)
 
     def smart_bucket(
@@ -121,7 +117,8 @@ class Client(Configured):
 
         Raises ``InvalidRequestError`` and ``ClosedError``.
         """
-        return SmartBucket(self, self._smart_buckets(), namespace, bucket, ahead, critical)
+        smart = self._keep(BlockingSmartBuckets, BlockingSmartBuckets)
+        return SmartBucket(self, smart, namespace, bucket, ahead, critical)
 
     def hits(
         self,
@@ -192,7 +189,7 @@ class Client(Configured):
         and no fallback is set.
         """
         asked = tenant_request(resource, domain, copies, min_copies, max_wait, deadline, ttl)
-        holds = self._holding()
+        holds = self._keep(BlockingHolds, lambda engine: BlockingHolds(engine, self._client_id()))
         hold = Hold(self, holds, asked, on_lost)
         run(holds.engine.tenants.hold(asked, hold._session), holds.perform)
         return hold
@@ -251,7 +248,7 @@ class Client(Configured):
         with self._starting:
             self._is_closed = True
             engine, self._engine = self._engine, None
-            keepings = [one for one in self._keepings() if one is not None]
+            keepings = list(self._kept.values())
             self._detach()
         if engine is not None:
             engine.close()
@@ -277,63 +274,35 @@ class Client(Configured):
             return self._engine
 
     def _leasing(self) -> BlockingLeases:
+        return self._keep(BlockingLeases, lambda engine: BlockingLeases(engine, self._client_id()))
+
+    def _keep(self, kind: Type[K], begin: Callable[[_Engine], K]) -> K:
+        """What the client keeps of this kind, from the first use on."""
         engine = self._engine or self._start()
         with self._starting:
             if self._is_closed:
                 raise ClosedError("the client is closed")
-            if self._leases is None:
-                self._leases = leases = BlockingLeases(engine, self._client_id())
-                # Called before the engine's.
-                self._leases_finalizer = when_collected(self, leases.client_has_ended)
-            return self._leases
-
-    def _holding(self) -> BlockingHolds:
-        engine = self._engine or self._start()
-        with self._starting:
-            if self._is_closed:
-                raise ClosedError("the client is closed")
-            if self._holds is None:
-                self._holds = holds = BlockingHolds(engine, self._client_id())
-                self._holds_finalizer = when_collected(self, holds.client_has_ended)
-            return self._holds
-
-    def _charging(self) -> BlockingCharges:
-        engine = self._engine or self._start()
-        with self._starting:
-            if self._is_closed:
-                raise ClosedError("the client is closed")
-            if self._charges is None:
-                self._charges = charges = BlockingCharges(engine)
-                self._charges_finalizer = when_collected(self, charges.client_has_ended)
-            return self._charges
-
-    def _smart_buckets(self) -> BlockingSmartBuckets:
-        engine = self._engine or self._start()
-        with self._starting:
-            if self._is_closed:
-                raise ClosedError("the client is closed")
-            if self._smart is None:
-                self._smart = smart = BlockingSmartBuckets(engine)
-                self._smart_finalizer = when_collected(self, smart.client_has_ended)
-            return self._smart
-
-    def _keepings(self) -> Tuple[Optional[BlockingKeeping[Any]], ...]:
-        return self._leases, self._holds, self._charges, self._smart
+            kept: Optional[K] = self._kept.get(kind)
+            if kept is None:
+                kept = self._kept[kind] = begin(engine)
+                self._finalizers.append(when_collected(self, kept.client_has_ended))
+            return kept
 
     def _new_engine(self) -> _Engine:
         if not isinstance(self._backend, Servers):
             return BlockingFake(self._rules, self._backend)
         nodes = BlockingNodes(self._rules, self._backend)
-        self._finalizer = when_collected(self, nodes.client_has_ended)
+        self._finalizers.append(when_collected(self, nodes.client_has_ended))
         return nodes
 
     def after_fork(self) -> None:
         self._starting = threading.Lock()
         self._detach()
-        self._leases = self._holds = self._charges = self._smart = None
+        self._kept = {}
         if self._engine is not None:
             _fork.abandon(self._engine)
             self._engine = None
 
 
 _Engine = Union[BlockingNodes, BlockingFake]
+K = TypeVar("K", bound=BlockingKeeping[Any])

@@ -23,6 +23,7 @@ from tollgate_client import (
     aio,
 )
 from tollgate_client._charges import desk, keeper
+from tollgate_client._decide.decider import Decider
 
 from ..harness.waiting import eventually
 
@@ -96,6 +97,28 @@ def test_what_is_refused_is_charged_later(connect, fake, later):
         assert fake.asked("db", "rows")[len(asked) :] == [6]
         later(client, 2.0)
         assert fake.asked("db", "rows")[len(asked) :] == [6]
+
+
+@pytest.mark.parametrize(
+    "reason, calls",
+    [(NoAnswer.TIMEOUT, 1), (NoAnswer.FAILED, 1), (NoAnswer.FORBIDDEN, 1), (NoAnswer.OVERLOADED, 5)],
+)
+def test_what_may_have_been_taken_is_not_taken_again(reason, calls, fake, later, monkeypatch):
+    asked: List[int] = []
+
+    def charge(self: Decider, request: Any, deadline: float) -> Any:
+        asked.append(request.tokens)
+        raise NoDecisionError(reason, "no answer")
+        yield
+
+    monkeypatch.setattr(Decider, "charge", charge)
+    client = fake.client()
+    client.charge("db", "rows", 5)
+    later(client, 5.0)
+    assert asked == [5] * calls
+    client.charge("db", "rows", 6)
+    later(client, 1.5)
+    assert asked[-1] == (6 if calls == 1 else 11)
 
 
 def test_what_can_never_be_charged_is_dropped(connect, fake, later, caplog):

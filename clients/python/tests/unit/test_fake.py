@@ -208,7 +208,8 @@ def test_a_task_that_waits_for_a_hold_is_cancelled():
                 with pytest.raises(asyncio.CancelledError):
                     await task
             one.release()
-            while client._holds.desk.live(True):
+            (holds,) = client._kept.values()
+            while holds.desk.live(True):
                 await asyncio.sleep(0.001)
             assert fake.held("sandbox") == 0
 
@@ -227,9 +228,10 @@ def test_an_interrupt_ends_the_wait_for_a_hold():
                 client.hold("sandbox", "other", max_wait=600.0)
             one.release()
             end = time.monotonic() + 30.0
-            while client._holds.desk.live(True) and time.monotonic() < end:
+            (holds,) = client._kept.values()
+            while holds.desk.live(True) and time.monotonic() < end:
                 time.sleep(0.001)
-            assert not client._holds.desk.live(True) and fake.held("sandbox") == 0
+            assert not holds.desk.live(True) and fake.held("sandbox") == 0
     finally:
         signal.signal(signal.SIGALRM, before)
 

@@ -471,6 +471,12 @@ def test_no_more_is_asked_for_than_comes_soon():
     # Others keep it in debt: in parts, and with the bucket's own wait.
     assert supply.at_once(10_000, 2.5) == 10
     assert supply.request(Request("db", "reads"), 10).max_wait is None
+    # What is left of a window is to be had at once, but not what is kept in reserve.
+    left = Refused(Reason.LIMIT, 0.8, DecidedBy.NODE, 0.0, level(7.0, 100.0, 100.0))
+    assert supply.refused(50, left, 3.0)
+    assert supply.paused_until == 3.0 and supply.at_once(10_000, 3.0) == 7
+    assert supply.refused(7, left, 3.0)
+    assert supply.paused_until > 3.0 and supply.at_once(10_000, 3.0) == 3
     # Where no node says how fast tokens come.
     assert supply.refused(50, Refused(Reason.LIMIT, 0.5, DecidedBy.NODE), 4.0)
     assert supply.paused_until == 4.1 and supply.at_once(10_000, 4.5) == 50

@@ -11,7 +11,7 @@ from .._decide.metrics import METRICS
 from .._keep.effects import FOREVER, Clock, Rest
 from .._keep.keeping import LONGEST_CLOSE
 from ..answers import Reason, Refused
-from ..errors import InvalidRequestError, TollgateError
+from ..errors import InvalidRequestError, NoAnswer, NoDecisionError, TollgateError
 from ..request import Request
 from .desk import Charge, Desk
 
@@ -68,6 +68,14 @@ class Keeper:
             except InvalidRequestError as error:
                 self._desk.log_dropped(charge.namespace, charge.bucket, str(error))
                 left = 0
+            except NoDecisionError as error:
+                if error.reason in (NoAnswer.TIMEOUT, NoAnswer.FAILED):
+                    # They may have been taken, and are not charged twice.
+                    left -= tokens
+                elif error.reason is NoAnswer.FORBIDDEN:
+                    self._desk.log_dropped(charge.namespace, charge.bucket, str(error))
+                    left = 0
+                is_answered, pause = False, _LONGEST_PAUSE
             except TollgateError:
                 is_answered, pause = False, _LONGEST_PAUSE
             else:

@@ -8,7 +8,6 @@ import socket
 import threading
 import weakref
 from typing import (
-    TYPE_CHECKING,
     Any,
     Dict,
     Iterable,
@@ -16,6 +15,7 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
+    TYPE_CHECKING,
     Tuple,
     Type,
     TypeVar,
@@ -51,12 +51,6 @@ class Servers(NamedTuple):
 
 class Configured:
     """A client with its settings, which connects on first use."""
-
-    _finalizer: Optional[weakref.finalize[..., Any]] = None
-    _leases_finalizer: Optional[weakref.finalize[..., Any]] = None
-    _holds_finalizer: Optional[weakref.finalize[..., Any]] = None
-    _charges_finalizer: Optional[weakref.finalize[..., Any]] = None
-    _smart_finalizer: Optional[weakref.finalize[..., Any]] = None
 
     def __init__(
         self,
@@ -106,6 +100,10 @@ class Configured:
         Raises ``SettingsError``.
         """
         self._starting = threading.Lock()
+        # What it keeps in the background, by its kind.
+        self._kept: Dict[type, Any] = {}
+        # What is called when it is collected; the last one first, so that the connections go last.
+        self._finalizers: List[weakref.finalize[..., Any]] = []
         _fork.remember(self)
         self._given_id = client_id
         self._made_in = os.getpid()
@@ -127,15 +125,9 @@ class Configured:
 
     def _detach(self) -> None:
         """What there is does not end with the client any more."""
-        for finalizer in (
-            self._finalizer,
-            self._leases_finalizer,
-            self._holds_finalizer,
-            self._charges_finalizer,
-            self._smart_finalizer,
-        ):
-            if finalizer is not None:
-                finalizer.detach()
+        for finalizer in self._finalizers:
+            finalizer.detach()
+        self._finalizers = []
 
     @property
     def default_deadline(self) -> float:

@@ -117,7 +117,10 @@ class Stock:
             self.is_woken = False
             supply.measure(self._used, self._refused, now)
             self._low = supply.low
-            self._tokens = min(self._tokens, supply.target + self._waiting)
+            if not supply.is_fresh(now):
+                self._tokens = min(self._tokens, supply.target + self._waiting)
+            if self._tokens:
+                supply.look_again(now)
             return supply.wanted(self._tokens, self._waiting)
 
     def add(self, tokens: int) -> None:

@@ -44,6 +44,10 @@ class Supply:
         self._level: Optional[Tuple[Level, float]] = None
         # The most that the bucket gives at once, and until when that is believed.
         self._limit: Optional[Tuple[int, float]] = None
+        # The tokens that are there for the next request, if a refusal has said so.
+        self._part: Optional[int] = None
+        # When some came last.
+        self._added_at = -math.inf
         # Whether the bucket lends tokens: has them used before they have come.
         self._lends = False
         # Whether others keep the bucket in debt, so that its tokens are not to be had soon.
@@ -62,6 +66,14 @@ class Supply:
         self.target = int(expected * self._ahead)
         self.look_at = now + TICK if demanded else math.inf
 
+    def is_fresh(self, now: float) -> bool:
+        """Whether the tokens came a moment ago: those who wait for them could not use them all yet."""
+        return now - self._added_at < self._ahead
+
+    def look_again(self, now: float) -> None:
+        """There are tokens that may be too many later."""
+        self.look_at = min(self.look_at, now + TICK)
+
     @property
     def low(self) -> int:
         """With fewer tokens than these, more are asked for."""
@@ -75,6 +87,9 @@ class Supply:
     def at_once(self, wanted: int, now: float) -> int:
         """How many of them to ask for now: what is there; and what comes soon, of a bucket that
         lends."""
+        if self._part is not None:
+            part, self._part = self._part, None
+            return max(min(wanted, part), 1)
         most = float(wanted)
         if self._limit is not None and now < self._limit[1]:
             most = min(most, self._limit[0])
@@ -94,7 +109,8 @@ class Supply:
     def granted(self, granted: Granted, now: float) -> None:
         """Tokens were granted, and are not there before their time."""
         self.coming = granted.tokens
-        self._pause_until(now + granted.wait)
+        self._added_at = now + granted.wait
+        self._pause_until(self._added_at)
         self._level = None if granted.level is None else (granted.level, now)
         self._lends = self._lends or (granted.level is not None and granted.level.available < 0)
         self._is_contested = self._is_contested and granted.wait > SOON
@@ -108,6 +124,13 @@ class Supply:
             if not self._is_contested:
                 # It would have lent them.
                 self._lends = False
+            stands = refused.level
+            there = 0 if stands is None else int(stands.available)
+            if stands is not None and not self._is_contested and 0 < there < tokens:
+                # A window does not refill before it ends: what is left of it is to be had now.
+                self._part, self._level = there, (stands, now)
+                self._pause_until(now)
+                return True
             # Where nobody says how fast tokens come: so many until the retry time.
             rate = tokens / retry_after if retry_after > 0 else math.inf
             known = refused.level or level(0.0, rate, math.inf)

@@ -39,8 +39,12 @@ pub(super) struct Keeper {
     refused: Meter,
     /// The tokens that were granted, and not thrown away.
     granted: u64,
+    /// When some came last.
+    added_at: Instant,
     /// Where the bucket stood, and when, if that is known.
     level: Option<(Level, Instant)>,
+    /// The tokens that are there for the next request, if a refusal has said so.
+    part: Option<u64>,
     /// Whether the bucket lends tokens: has them used before they have come.
     lends: bool,
     /// Whether others keep the bucket in debt, so that its tokens are not to be had soon.
@@ -78,7 +82,9 @@ impl Keeper {
             meter: Meter::default(),
             refused: Meter::default(),
             granted: 0,
+            added_at: Instant::now(),
             level: None,
+            part: None,
             lends: false,
             is_contested: false,
             limit: None,
@@ -98,7 +104,8 @@ impl Keeper {
             if wanted > 0 {
                 self.ask(wanted).await;
             } else {
-                let is_idle = demanded == 0 && waiting == 0;
+                let is_empty = self.stock.tokens.available_permits() == 0;
+                let is_idle = demanded == 0 && waiting == 0 && is_empty;
                 let tick = if is_idle { Duration::MAX } else { TICK };
                 let _ = timeout(tick, self.stock.bell.notified()).await;
             }
@@ -122,9 +129,12 @@ impl Keeper {
         let demanded = self.meter.demanded();
         let target = self.target(demanded);
         stock.low.store(target.div_ceil(2), Ordering::Relaxed);
-        let too_many = (stock.tokens.available_permits() as u64).saturating_sub(target);
-        let too_many = usize::try_from(too_many).unwrap_or(usize::MAX);
-        self.granted -= stock.tokens.forget_permits(too_many) as u64;
+        // Not before those could use them who wait for them.
+        if self.added_at.elapsed() >= self.ahead {
+            let too_many = (stock.tokens.available_permits() as u64).saturating_sub(target);
+            let too_many = usize::try_from(too_many).unwrap_or(usize::MAX);
+            self.granted -= stock.tokens.forget_permits(too_many) as u64;
+        }
         demanded
     }
 
@@ -146,7 +156,8 @@ impl Keeper {
     }
 
     async fn ask(&mut self, wanted: u64) {
-        let tokens = wanted.min(self.most(Instant::now())).max(1);
+        let most = self.part.take().unwrap_or_else(|| self.most(Instant::now()));
+        let tokens = wanted.min(most).max(1);
         let request = Request::new(&self.namespace, &self.bucket).tokens(tokens);
         // Where others wait for longer, too, nothing comes soon.
         let request = if self.is_contested { request } else { request.max_wait(SOON) };
@@ -185,7 +196,7 @@ impl Keeper {
         let stock = &self.stock.tokens;
         let room = Semaphore::MAX_PERMITS - stock.available_permits();
         let added = usize::try_from(tokens).unwrap_or(usize::MAX).min(room);
-        self.granted += added as u64;
+        (self.granted, self.added_at) = (self.granted + added as u64, Instant::now());
         stock.add_permits(added);
     }
 
@@ -203,6 +214,12 @@ impl Keeper {
         if !self.is_contested {
             // It would have lent them.
             self.lends = false;
+        }
+        let there = refusal.level.map_or(0, |level| level.available as u64);
+        if !self.is_contested && (1..tokens).contains(&there) {
+            // A window does not refill before it ends: what is left of it is to be had now.
+            (self.part, self.level) = (Some(there), refusal.level.map(|level| (level, now)));
+            return;
         }
         // Where nobody says how fast tokens come: so many until the retry time.
         let rate = tokens as f64 / retry_after.as_secs_f64().max(f64::MIN_POSITIVE);
