@@ -1,0 +1,2 @@
+// Package tollgate is the Go client of tollgate, the quota service.
+package tollgate
