@@ -1,0 +1,76 @@
+package tollgate
+
+import (
+	"time"
+
+	"github.com/tollgate/tollgate/clients/go/internal/pb/quotaservice"
+)
+
+// Request is what is asked for.
+type Request struct {
+	Namespace, Bucket string
+	Tokens            int64
+
+	// Negative without one: the bucket's own limit counts.
+	maxWait time.Duration
+	// 0 without one: that of the client counts.
+	deadline      time.Duration
+	isNotCritical bool
+}
+
+// RequestOption changes what is asked for.
+type RequestOption func(*Request)
+
+// Tokens sets the number of tokens; without it, and with 0, it is 1.
+func Tokens(tokens int64) RequestOption {
+	return func(r *Request) { r.Tokens = tokens }
+}
+
+// MaxWait sets the longest wait for the tokens, in whole milliseconds. Without it the bucket's own
+// limit decides. [Client.Allow] accepts no longer wait than the bucket's own limit in any case;
+// [Client.Acquire] asks again until this time is over.
+func MaxWait(maxWait time.Duration) RequestOption {
+	return func(r *Request) { r.maxWait = max(maxWait, 0) }
+}
+
+// Deadline sets how long to wait for an answer, instead of the client's deadline. The wait for the
+// tokens comes on top of it.
+func Deadline(deadline time.Duration) RequestOption {
+	return func(r *Request) { r.deadline = max(deadline, 1) }
+}
+
+// NotCritical leaves what the bucket keeps in reserve for critical requests.
+func NotCritical() RequestOption {
+	return func(r *Request) { r.isNotCritical = true }
+}
+
+func newRequest(namespace, bucket string, options []RequestOption) Request {
+	request := Request{Namespace: namespace, Bucket: bucket, Tokens: 1, maxWait: -1}
+	for _, option := range options {
+		option(&request)
+	}
+	if request.Tokens == 0 {
+		request.Tokens = 1
+	}
+	return request
+}
+
+func (r *Request) hasMaxWait() bool { return r.maxWait >= 0 }
+
+func (r *Request) message() *quotaservice.AllowRequest {
+	message := &quotaservice.AllowRequest{
+		Namespace:       r.Namespace,
+		BucketName:      r.Bucket,
+		TokensRequested: r.Tokens,
+		Criticality:     quotaservice.AllowRequest_CRITICAL,
+	}
+	if r.isNotCritical {
+		message.Criticality = quotaservice.AllowRequest_NOT_CRITICAL
+	}
+	if r.hasMaxWait() {
+		// Rounded down: a wait is never longer than the caller said.
+		message.MaxWaitMillisOverride = r.maxWait.Milliseconds()
+		message.MaxWaitTimeOverride = true
+	}
+	return message
+}
