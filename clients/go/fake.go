@@ -103,7 +103,9 @@ func NewFake(answer FakeAnswer) *Fake {
 }
 
 // Client makes a client of this fake.
-func (f *Fake) Client(options ...Option) *Client { return newClient(fakeBackend{f}, newSettings(options)) }
+func (f *Fake) Client(options ...Option) *Client {
+	return newClient(fakeBackend{f}, newSettings(options))
+}
 
 // Answer sets the answer for one bucket.
 func (f *Fake) Answer(namespace, bucket string, answer FakeAnswer) {

@@ -18,6 +18,10 @@ type Request struct {
 	isNotCritical bool
 }
 
+// Bucket names a bucket, for the functions that say which one a call takes tokens of. Where users
+// choose a name, the limits need max_dynamic_buckets: each name makes a bucket.
+type Bucket struct{ Namespace, Name string }
+
 // RequestOption changes what is asked for.
 type RequestOption func(*Request)
 
