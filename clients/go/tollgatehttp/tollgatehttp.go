@@ -138,4 +138,3 @@ func setRetryAfter(header http.Header, err error) {
 		header.Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
 	}
 }
-

@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -31,8 +32,10 @@ type Files struct {
 
 // Credentials are TLS and the bearer token of a client. The files are read again when they change.
 type Credentials struct {
-	tls   *reloaded[credentials.TransportCredentials]
-	token *reloaded[map[string]string]
+	tls *reloaded[credentials.TransportCredentials]
+	// The name that servers' certificates must have; empty for the host name.
+	serverName string
+	token      *reloaded[map[string]string]
 }
 
 // Load reads the files.
@@ -43,7 +46,7 @@ func Load(files Files, logger *slog.Logger) (*Credentials, error) {
 	if files.CA == "" && (files.Cert != "" || files.ServerName != "") {
 		return nil, fmt.Errorf("a certificate or a server name needs the file of the CA certificates")
 	}
-	c := &Credentials{}
+	c := &Credentials{serverName: files.ServerName}
 	if files.CA != "" {
 		paths := []string{files.CA}
 		if files.Cert != "" {
@@ -75,7 +78,7 @@ func loadTLS(files Files) (credentials.TransportCredentials, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := &tls.Config{RootCAs: x509.NewCertPool(), ServerName: files.ServerName, MinVersion: tls.VersionTLS12}
+	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
 	if !config.RootCAs.AppendCertsFromPEM(ca) {
 		return nil, fmt.Errorf("%s: no certificates", files.CA)
 	}
@@ -128,7 +131,8 @@ func (c *Credentials) transport() credentials.TransportCredentials {
 type transport struct{ credentials *Credentials }
 
 func (t transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return t.credentials.tls.get().ClientHandshake(ctx, authority, conn)
+	name := cmp.Or(t.credentials.serverName, authority)
+	return t.credentials.tls.get().ClientHandshake(ctx, name, conn)
 }
 
 func (t transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
