@@ -71,6 +71,28 @@ func TestPlacesAreGivenInTheOrderOfTheCalls(t *testing.T) {
 	})
 }
 
+func TestGaugeLetsInAsManyAsAreLeased(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		n.state.capacities["db"] = 100
+		gauge := gaugeOf(t, leases, "db", measured)
+		var callers sync.WaitGroup
+		for range 150 {
+			callers.Go(func() {
+				place := acquire(t, gauge)
+				time.Sleep(10 * time.Second)
+				place.Release()
+			})
+		}
+		// The others when these leave.
+		for _, inUse := range []int{100, 50, 0} {
+			time.Sleep(time.Second)
+			want(t, "in use", gauge.InUse(), inUse)
+			time.Sleep(9 * time.Second)
+		}
+		callers.Wait()
+	})
+}
+
 func TestPlacesAreKeptWhenTheCapacityShrinks(t *testing.T) {
 	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
 		gauge := gaugeOf(t, leases, "db", wants(3))

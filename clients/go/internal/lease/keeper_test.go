@@ -270,6 +270,22 @@ func TestRefreshesThatFailAreTriedAgainEverySecond(t *testing.T) {
 	})
 }
 
+func TestNodesThatBecomeUnreachableAreNotAskedForEachHalf(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		n.state.forbidden, n.state.delay = "not", ms
+		capacityOf(t, leases, "a", wants(1))
+		synctest.Wait()
+		n.set(func(s *state) { s.err = lease.ErrUnreachable })
+		capacities(t, leases, 1, "b", "c", "not-d", "not-e")
+		time.Sleep(500 * ms)
+		asked := names(n.asked())
+		want(t, "calls", len(asked), 3)
+		wantNames(t, "asked", asked[1], "b", "c", "not-d", "not-e")
+		wantNames(t, "asked", asked[2], "b", "c")
+		want(t, "failures", n.failures(), 1)
+	})
+}
+
 func TestAnswerThatTakesTooLong(t *testing.T) {
 	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
 		n.state.delay = time.Hour

@@ -117,6 +117,9 @@ func (n *nodes) GetCapacity(
 	var answer *doorman.GetCapacityResponse
 	var err error
 	var delay time.Duration
+	if _, err := proto.Marshal(r); err != nil {
+		return nil, err
+	}
 	n.set(func(s *state) {
 		s.asked = append(s.asked, asRequest(r))
 		delay = s.delay
@@ -171,6 +174,9 @@ func (s *state) answer(r *doorman.GetCapacityRequest) *doorman.GetCapacityRespon
 func (n *nodes) ReleaseCapacity(
 	ctx context.Context, r *doorman.ReleaseCapacityRequest,
 ) (*doorman.ReleaseCapacityResponse, error) {
+	if _, err := proto.Marshal(r); err != nil {
+		return nil, err
+	}
 	var err error
 	var delay time.Duration
 	n.set(func(s *state) {

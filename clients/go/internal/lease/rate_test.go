@@ -72,6 +72,31 @@ func TestRateGrowsToTheDemandOfOneCallerAfterTheOther(t *testing.T) {
 	})
 }
 
+func TestRateOfManyCallersStaysWithinTheCapacity(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		n.state.capacities["api"] = 100
+		rate := rateOf(t, leases, "api", measured)
+		var used atomic.Int64
+		var callers sync.WaitGroup
+		// More callers than the rate can serve.
+		for range 50 {
+			callers.Go(func() {
+				for rate.Wait(t.Context(), 1) == nil {
+					used.Add(1)
+				}
+			})
+		}
+		// The wants grow until the whole capacity is leased.
+		time.Sleep(10 * time.Second)
+		wantBetween(t, "used at first", int(used.Load()), 500, 1010)
+		before := used.Load()
+		time.Sleep(10 * time.Second)
+		wantBetween(t, "used then", int(used.Load()-before), 990, 1010)
+		rate.Close()
+		callers.Wait()
+	})
+}
+
 func TestWhatIsNotDemandedIsGivenBack(t *testing.T) {
 	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
 		rate := rateOf(t, leases, "db", measured)
