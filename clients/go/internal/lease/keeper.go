@@ -214,10 +214,10 @@ func (k *keeper) ask(due []*kept) (interval time.Duration, failure error) {
 			continue
 		case failure != nil:
 			// No node answers: they are not asked again and again.
-			each(group, (*kept).notAnswered)
+			notAnswered(group)
 			continue
 		}
-		answer, err := k.get(group)
+		answer, err := k.getCapacity(group)
 		calls++
 		switch {
 		case err == nil:
@@ -228,26 +228,26 @@ func (k *keeper) ask(due []*kept) (interval time.Duration, failure error) {
 		case errors.Is(err, ErrRefused):
 			k.takeRefusal(group, err)
 		case errors.Is(err, ErrUnreachable):
-			each(group, (*kept).notAnswered)
+			notAnswered(group)
 			interval, failure = retry, err
 		default:
-			each(group, (*kept).maybeAnswered)
+			for _, one := range group {
+				one.maybeAnswered()
+			}
 			interval, failure = retry, err
 		}
 	}
 	return interval, failure
 }
 
-// each calls a method of each of these, with the time.
-func each(group []*kept, method func(*kept, time.Time)) {
-	now := time.Now()
+func notAnswered(group []*kept) {
 	for _, one := range group {
-		method(one, now)
+		one.notAnswered()
 	}
 }
 
-// get makes one call.
-func (k *keeper) get(group []*kept) (*doorman.GetCapacityResponse, error) {
+// getCapacity makes one call.
+func (k *keeper) getCapacity(group []*kept) (*doorman.GetCapacityResponse, error) {
 	now := time.Now()
 	seconds := now.Sub(k.secondBegan).Seconds()
 	request := &doorman.GetCapacityRequest{ClientId: proto.String(k.leases.clientID)}
@@ -276,7 +276,7 @@ func takeAnswers(group []*kept, answer *doorman.GetCapacityResponse) time.Durati
 		answer := answers[one.resource.id]
 		if answer.GetGets() == nil {
 			interval = min(interval, retry)
-			one.notAnswered(now)
+			one.notAnswered()
 			continue
 		}
 		// Bounded, as large numbers overflow.
@@ -294,7 +294,7 @@ func (k *keeper) takeRefusal(group []*kept, err error) {
 	for _, one := range group {
 		k.leases.logger.Warn("the nodes refuse to lease a resource",
 			"resource", one.resource.id, "error", err)
-		one.refused(now, refusedPause)
+		one.refused(now.Add(refusedPause))
 	}
 }
 
@@ -309,7 +309,7 @@ func (k *keeper) release(names []string) {
 			continue
 		}
 		calls++
-		err := k.put(group)
+		err := k.releaseCapacity(group)
 		if err == nil {
 			continue
 		}
@@ -324,8 +324,8 @@ func (k *keeper) release(names []string) {
 	}
 }
 
-// put releases leases in one call.
-func (k *keeper) put(names []string) error {
+// releaseCapacity makes one call.
+func (k *keeper) releaseCapacity(names []string) error {
 	ctx, cancel := context.WithTimeout(k.leases.context, answerTimeout)
 	defer cancel()
 	_, err := k.leases.caller.ReleaseCapacity(ctx, &doorman.ReleaseCapacityRequest{

@@ -97,18 +97,18 @@ func (k *kept) answered(answer *doorman.ResourceResponse, now time.Time) {
 		after:    k.after(),
 		isAll:    capacity >= k.asked*(1-rounding),
 	}
-	k.resource.hold(now, func(h *held) { *h = answered })
+	k.resource.hold(func(h *held) { *h = answered })
 }
 
 // notAnswered leaves what is held until it runs out.
-func (k *kept) notAnswered(now time.Time) {
-	k.resource.hold(now, func(h *held) { h.after, h.isAll = k.after(), false })
+func (k *kept) notAnswered() {
+	k.resource.hold(func(h *held) { h.after, h.isAll = k.after(), false })
 }
 
 // maybeAnswered is notAnswered where a node may have lent what was asked for,
 // and the rest to others.
-func (k *kept) maybeAnswered(now time.Time) {
-	k.resource.hold(now, func(h *held) {
+func (k *kept) maybeAnswered() {
+	k.resource.hold(func(h *held) {
 		h.after, h.isAll = k.after(), false
 		h.capacity = min(h.capacity, k.asked)
 	})
@@ -116,9 +116,9 @@ func (k *kept) maybeAnswered(now time.Time) {
 
 // refused is notAnswered where the nodes refuse to lease the resource, until
 // they are asked again.
-func (k *kept) refused(now time.Time, pause time.Duration) {
-	k.notAnswered(now)
-	k.refusedUntil = now.Add(pause)
+func (k *kept) refused(until time.Time) {
+	k.notAnswered()
+	k.refusedUntil = until
 }
 
 // after is the capacity without a lease.

@@ -114,26 +114,32 @@ func (r *resource) setWants(wants float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.wants = &wants
-	r.isUrgent = true
-	r.leases.ring()
+	r.hurry()
+}
+
+// hurry makes the next request urgent. The lock must be held.
+func (r *resource) hurry() {
+	if !r.isUrgent {
+		r.isUrgent = true
+		r.leases.ring()
+	}
 }
 
 // askIfShort asks for more soon if the capacity is too small for the demand and
 // more may be had: the last request got all that it wanted, and the next one
 // will want what is demanded then. The lock must be held.
 func (r *resource) askIfShort(now time.Time) {
-	if r.held.isAll && now.Before(r.held.expires) && r.wants == nil && !r.isUrgent &&
+	if r.held.isAll && now.Before(r.held.expires) && r.wants == nil &&
 		r.usage.isShort(r.held.capacity) {
-		r.isUrgent = true
-		r.leases.ring()
+		r.hurry()
 	}
 }
 
 // hold changes what is held.
-func (r *resource) hold(now time.Time, change func(h *held)) {
+func (r *resource) hold(change func(h *held)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.usage.beforeChange(r.held, now)
+	r.usage.beforeChange(r.held, time.Now())
 	change(&r.held)
 	r.wake()
 }
