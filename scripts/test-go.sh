@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Tests the Go client library: formatting, lints, unit tests, the scenarios of clients/README.md
+# against real nodes, all with the race detector, and the library's use from another module. Installs
+# missing packages on Debian or Ubuntu (as root, or with sudo), and Go modules.
+#
+#   scripts/test-go.sh [GO TEST ARGUMENT...]
+#
+# The server is $TOLLGATE_BINARY, or the debug build of the workspace.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# shellcheck source=scripts/lib-install.sh
+. scripts/lib-install.sh
+install_missing redis-server:redis-server jq:jq protoc:protobuf-compiler cc:gcc
+
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
+export TOLLGATE_BINARY=${TOLLGATE_BINARY:-$target/debug/tollgate}
+[ -x "$TOLLGATE_BINARY" ] || {
+  echo "$TOLLGATE_BINARY is missing: build the server, or set TOLLGATE_BINARY" >&2
+  exit 1
+}
+
+# Go's own installer leaves it here.
+export PATH="$PATH:/usr/local/go/bin"
+command -v go >/dev/null || {
+  echo "go is missing: install Go 1.25 or newer" >&2
+  exit 1
+}
+# The race detector needs it.
+export CGO_ENABLED=1
+
+say() { printf '\n== %s\n' "$*"; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+say "Go client library: lints ($(go env GOVERSION))"
+(
+  cd clients/go
+  unformatted=$(gofmt -l .)
+  [ -z "$unformatted" ] || {
+    echo "not formatted, run gofmt -w: $unformatted" >&2
+    exit 1
+  }
+  go mod tidy -diff
+  go vet ./...
+  go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+)
+
+say "Go client library: generated code"
+# Other versions of protoc generate other comments.
+case "$(protoc --version)" in
+'libprotoc 3.21.'*)
+  clients/go/scripts/generate.sh "$work/pb"
+  diff -r "$work/pb" clients/go/internal/pb || {
+    echo "the generated code is stale: run clients/go/scripts/generate.sh" >&2
+    exit 1
+  }
+  ;;
+*) echo "not checked: it was generated with protoc 3.21, and here is $(protoc --version)" ;;
+esac
+
+say "Go client library: tests"
+# A line for each failed test, and for each package that failed outside of its tests.
+failed_tests() {
+  jq -r 'select(.Action == "fail" and (.Test // "" | contains("/") | not)) | [.Package, .Test // "-"] | @tsv' "$1" |
+    sort -u
+}
+
+# As in scripts/run-tests.py: those that have failed run again, and are red unless they pass twice.
+run_failed_again() {
+  local package test flaky=()
+  while IFS=$'\t' read -r package test; do
+    [ "$test" != - ] || continue
+    printf '\nrun again: %s %s\n' "$package" "$test"
+    go test -race -count=2 -run "^$test\$" "$package" </dev/null || return 1
+    flaky+=("$package $test")
+  done < <(failed_tests "$work/log")
+  [ ${#flaky[@]} -gt 0 ] || return 1
+  printf 'FLAKY %s\n' "${flaky[@]}"
+}
+
+(
+  cd clients/go
+  go test -race -parallel 4 -timeout 5m -json "$@" ./... >"$work/log" || {
+    jq -rj 'select(.Action == "output") | .Output' "$work/log"
+    run_failed_again
+  }
+  jq -r 'select(.Action == "pass" and .Test == null) | "ok  \t\(.Package)\t\(.Elapsed)s"' "$work/log"
+  jq -rs 'map(select(.Action == "pass" and .Test != null)) | "\(length) tests passed"' "$work/log"
+)
+
+say "Go client library: from another module"
+# The program with which the README begins, which also links code that was generated from the same
+# protobuf files by somebody else.
+mkdir "$work/service" "$work/service/other"
+sed -n '/^```go$/,/^```$/{/^```/!p;/^```$/q}' clients/go/README.md >"$work/service/main.go"
+sed -i 's#^import (#&\n\t_ "service/other"\n#' "$work/service/main.go"
+GOBIN=$work go -C clients/go install google.golang.org/protobuf/cmd/protoc-gen-go
+protoc -Iproto --plugin="$work/protoc-gen-go" --go_out="$work/service/other" \
+  --go_opt=paths=source_relative --go_opt=Mquotaservice.proto=service/other quotaservice.proto
+(
+  cd "$work/service"
+  go mod init service
+  go mod edit -require=github.com/tollgate/tollgate/clients/go@v0.0.0 \
+    -replace="github.com/tollgate/tollgate/clients/go=$OLDPWD/clients/go"
+  # The versions that the library was tested with, rather than the newest ones.
+  cp "$OLDPWD/clients/go/go.sum" .
+  go mod tidy -e
+  go build -o service .
+)
+"$TOLLGATE_BINARY" serve --limits config/limits.yaml --log-format json --grpc-listen 127.0.0.1:0 \
+  --http-listen 127.0.0.1:0 2>"$work/node.log" &
+node=$!
+trap 'kill $node; rm -rf "$work"' EXIT
+address=''
+for _ in $(seq 100); do
+  address=$(jq -r 'select(.message == "serving") | .grpc' "$work/node.log")
+  [ -z "$address" ] || break
+  sleep 0.1
+done
+TOLLGATE_ADDRESS=$address "$work/service/service"
