@@ -57,7 +57,7 @@ def draw(path: str, asked: List[int], without: List[int], with_tollgate: List[in
             f' stroke-width="{width}" stroke-linejoin="round"/>'
         )
         # To the right of the peak, where there is room.
-        left, base = x(0.68 * seconds), TOP + 24 + 22 * row
+        left, base = x(0.68 * seconds), TOP + 16 + 20 * row
         parts.append(_line(left, base - 4.5, left + 24, base - 4.5, color, 3))
         parts.append(_text(left + 32, base, name))
     Path(path).write_text("\n".join([*parts, "</svg>", ""]))
