@@ -17,14 +17,16 @@ second.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import multiprocessing
 import os
+import sys
 import time
 from multiprocessing.synchronize import Event
 from typing import Any, List
 
-from tollgate_client import Client
+from tollgate_client import Client, LeaseTimeoutError
 
 ADDRESS = os.environ.get("TOLLGATE_ADDRESS", "127.0.0.1:10990")
 # Workers start as new programs: a fork would copy whatever the parent is doing.
@@ -36,23 +38,54 @@ def work(queries: Any, leave: Event) -> None:
     with Client(ADDRESS) as client:
         rate = client.rate_limiter("database")
         while not leave.is_set():
-            rate.wait()
-            queries.value += 1  # Here a worker would query the database.
+            with contextlib.suppress(LeaseTimeoutError):
+                rate.wait(timeout=1.0)
+                queries.value += 1  # Here a worker would query the database.
 
 
 class Worker:
     def __init__(self) -> None:
         # Only the worker writes it, so it needs no lock, which a killed worker could keep.
         self._queries: Any = NEW.Value(ctypes.c_longlong, 0, lock=False)
-        self._told = 0
+        self._seen = 0
         self.leave = NEW.Event()
         self.process = NEW.Process(target=work, args=(self._queries, self.leave), daemon=True)
         self.process.start()
 
-    def since_last_time(self) -> int:
-        """The queries since this was asked last."""
-        before, self._told = self._told, int(self._queries.value)
-        return self._told - before
+    def has_begun(self) -> bool:
+        return bool(self._queries.value)
+
+    def new_queries(self) -> int:
+        """The queries since the last call."""
+        before, self._seen = self._seen, int(self._queries.value)
+        return self._seen - before
+
+
+def wait_for(workers: List[Worker]) -> None:
+    end = time.monotonic() + 30
+    while not all(worker.has_begun() for worker in workers):
+        if time.monotonic() > end:
+            sys.exit(f"no leases within 30 seconds: does a node serve at {ADDRESS}?")
+        time.sleep(0.05)
+
+
+def watch(workers: List[Worker], seconds: int) -> None:
+    """Prints the queries a second of each worker. One is killed, and another one leaves."""
+    names = "".join(f"{f'worker {number}':>10}" for number in range(1, len(workers) + 1))
+    print(f"second{names}       sum")
+    begin = last = time.monotonic()
+    for second in range(1, seconds + 1):
+        time.sleep(max(begin + second - time.monotonic(), 0))
+        now = time.monotonic()
+        elapsed, last = now - last, now
+        rates = [worker.new_queries() / elapsed for worker in workers]
+        print(f"{second:6}" + "".join(f"{rate:10.0f}" for rate in [*rates, sum(rates)]), flush=True)
+        if second == seconds // 3:
+            workers[0].process.kill()
+            print("        worker 1 is killed", flush=True)
+        if second == seconds * 2 // 3:
+            workers[1].leave.set()
+            print("        worker 2 leaves", flush=True)
 
 
 def main() -> None:
@@ -60,21 +93,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="how many; at least 3")
     parser.add_argument("--seconds", type=int, default=24, help="how long it takes")
     arguments = parser.parse_args()
-    workers: List[Worker] = [Worker() for _ in range(arguments.workers)]
-    names = "".join(f"{f'worker {number}':>10}" for number in range(1, len(workers) + 1))
-    print(f"second{names}       sum")
-    begin = time.monotonic()
-    for second in range(1, arguments.seconds + 1):
-        time.sleep(max(begin + second - time.monotonic(), 0))
-        counts = [worker.since_last_time() for worker in workers]
-        columns = "".join(f"{count:10}" for count in counts)
-        print(f"{second:6}{columns}{sum(counts):10}", flush=True)
-        if second == arguments.seconds // 3:
-            workers[0].process.kill()
-            print("        worker 1 is killed", flush=True)
-        if second == arguments.seconds * 2 // 3:
-            workers[1].leave.set()
-            print("        worker 2 leaves", flush=True)
+    workers = [Worker() for _ in range(arguments.workers)]
+    wait_for(workers)
+    watch(workers, arguments.seconds)
     for worker in workers:
         worker.leave.set()
     for worker in workers:
