@@ -34,10 +34,13 @@ NEW = multiprocessing.get_context("spawn")
 
 
 def work(queries: Any, leave: Event) -> None:
-    """Queries until told to leave. The end of the block gives the lease back."""
+    """Queries until told to leave, or until the parent is gone. The end of the block gives the lease
+    back."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     with Client(ADDRESS) as client:
         rate = client.rate_limiter("database")
-        while not leave.is_set():
+        while parent.is_alive() and not leave.is_set():
             with contextlib.suppress(LeaseTimeoutError):
                 rate.wait(timeout=1.0)
                 queries.value += 1  # Here a worker would query the database.
