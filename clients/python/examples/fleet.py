@@ -1,4 +1,5 @@
-"""Workers that share the rate of a database by leases. From the repository's root:
+"""Workers that share the rate of a database by leases. From the repository's root, in a virtual
+environment:
 
     cargo run --release --bin tollgate -- serve --limits clients/python/examples/fleet.yaml
     pip install ./clients/python
@@ -21,6 +22,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from multiprocessing.synchronize import Event
@@ -34,8 +36,9 @@ NEW = multiprocessing.get_context("spawn")
 
 
 def work(queries: Any, leave: Event) -> None:
-    """Queries until told to leave, or until the parent is gone. The end of the block gives the lease
-    back."""
+    """Queries until told to leave, or until the parent is gone. The end of the block gives the
+    lease back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent.
     parent = multiprocessing.parent_process()
     assert parent is not None
     with Client(ADDRESS) as client:

@@ -1,4 +1,5 @@
-"""What an overload does to a database, without tollgate and with it. From the repository's root:
+"""What an overload does to a database, without tollgate and with it. From the repository's root, in
+a virtual environment:
 
     cargo run --release --bin tollgate -- serve --limits clients/python/examples/protect_a_database.yaml
     pip install ./clients/python
@@ -21,7 +22,8 @@ quarters of a second. A request is answered in time if one of its tries is.
 ones were answered. 50 a second, then up to 400, then 50 again.
 
 **With tollgate**, each try first asks for a token of a bucket that gains 100 a second. Without one,
-the caller is told "too busy" at once and does not try again.
+the caller is told "too busy" at once, and does not try again. If it did, it would cost the database
+nothing.
 """
 
 from __future__ import annotations

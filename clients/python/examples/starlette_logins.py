@@ -1,4 +1,5 @@
-"""A server that limits how often each address may try to log in. From the repository's root:
+"""A server that limits how often each address may try to log in. From the repository's root, in a
+virtual environment:
 
     cargo run --release --bin tollgate -- serve --limits config/limits.yaml
     pip install ./clients/python starlette uvicorn
@@ -37,9 +38,9 @@ def logins_of_caller(scope: Scope) -> Optional[Tuple[str, str]]:
     ``X-Forwarded-For``, for which it must trust the balancer's address and no other
     (``proxy_headers`` and ``forwarded_allow_ips``).
 
-    Each address makes a bucket, of the namespace's ``dynamic_bucket_template``. Where callers choose
-    the names of buckets, the limits need ``max_dynamic_buckets``: else they make as many as they
-    like.
+    Each address makes a bucket, of the namespace's ``dynamic_bucket_template``. Where callers
+    choose the names of buckets, the limits need ``max_dynamic_buckets``: else they make as many as
+    they like.
     """
     if scope["path"] != "/login" or scope["client"] is None:
         return None
