@@ -94,21 +94,11 @@ say "Go client library: from another module"
 # The program with which the README begins, which also links code that was generated from the same
 # protobuf files by somebody else.
 mkdir "$work/service" "$work/service/other"
-sed -n '/^```go$/,/^```$/{/^```/!p;/^```$/q}' clients/go/README.md >"$work/service/main.go"
-sed -i 's#^import (#&\n\t_ "service/other"\n#' "$work/service/main.go"
+awk '/^```/ { if (inside) exit; inside = $0 == "```go"; next } inside' clients/go/README.md |
+  sed 's#^import (#&\n\t_ "service/other"\n#' >"$work/service/main.go"
 GOBIN=$work go -C clients/go install google.golang.org/protobuf/cmd/protoc-gen-go
 protoc -Iproto --plugin="$work/protoc-gen-go" --go_out="$work/service/other" \
   --go_opt=paths=source_relative --go_opt=Mquotaservice.proto=service/other quotaservice.proto
-(
-  cd "$work/service"
-  go mod init service
-  go mod edit -require=github.com/tollgate/tollgate/clients/go@v0.0.0 \
-    -replace="github.com/tollgate/tollgate/clients/go=$OLDPWD/clients/go"
-  # The versions that the library was tested with, rather than the newest ones.
-  cp "$OLDPWD/clients/go/go.sum" .
-  go mod tidy -e
-  go build -o service .
-)
 "$TOLLGATE_BINARY" serve --limits config/limits.yaml --log-format json --grpc-listen 127.0.0.1:0 \
   --http-listen 127.0.0.1:0 2>"$work/node.log" &
 node=$!
@@ -119,4 +109,15 @@ for _ in $(seq 100); do
   [ -z "$address" ] || break
   sleep 0.1
 done
-TOLLGATE_ADDRESS=$address "$work/service/service"
+sed -i "s/127.0.0.1:10990/$address/" "$work/service/main.go"
+(
+  cd "$work/service"
+  go mod init service
+  go mod edit -require=github.com/tollgate/tollgate/clients/go@v0.0.0 \
+    -replace="github.com/tollgate/tollgate/clients/go=$OLDPWD/clients/go"
+  # The versions that the library was tested with, rather than the newest ones.
+  cp "$OLDPWD/clients/go/go.sum" .
+  go mod tidy
+  go run . | tee output
+  grep -q 'now read from the database' output
+)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs all checks, here and in CI: formatting, lints, documentation, deployment files, the
-# instructions of a decision, the Python library, and tests. Installs missing packages on Debian or Ubuntu (as root, or
-# with sudo).
+# instructions of a decision, the Python and the Go library, and tests. Installs missing packages on
+# Debian or Ubuntu (as root, or with sudo).
 #   scripts/test.sh           all
 #   scripts/test.sh --quick   before each commit: formatting, lints, documentation, unit tests, and
 #                             the scenarios of token buckets on each store
@@ -35,6 +35,10 @@ install_missing redis-server:redis-server haproxy:haproxy promtool:prometheus \
 
 command -v cargo >/dev/null || {
   echo "cargo is missing: install Rust 1.88 or newer, with rustfmt and clippy" >&2
+  exit 1
+}
+PATH="$PATH:/usr/local/go/bin" command -v go >/dev/null || {
+  echo "go is missing: install Go 1.25 or newer" >&2
   exit 1
 }
 
@@ -76,8 +80,9 @@ scripts/check-deploy.sh
 say "instructions of a decision"
 count
 
-# It begins each of its parts with a headline.
+# They begin each of their parts with a headline.
 scripts/test-python.sh
+scripts/test-go.sh
 
 say "tests"
 exec scripts/run-tests.py
