@@ -83,6 +83,7 @@ count
 # They begin each of their parts with a headline.
 scripts/test-python.sh
 scripts/test-go.sh
+scripts/test-clients.sh
 
 say "tests"
 exec scripts/run-tests.py
