@@ -7,14 +7,16 @@
 #     --soak-minutes N    duration of the load on nodes (10)
 #     --suite N           additional runs of the whole test suite (0)
 #     --busy N            busy loops that compete for the CPUs meanwhile (0)
-#     --only PART…        only these parts: slow instructions docs package clock repeat fuzz refusals
-#                         abuse clients h2spec soak reliability suite
+#     --only PART…        only these parts: slow instructions docs package libraries clock repeat fuzz
+#                         refusals abuse clients h2spec soak reliability suite
 #
 #   slow          the tests that scripts/test.sh leaves out because they wait, or measure memory or
 #                 a rate; and tests of several nodes, whose figures are judged here
 #   instructions  scripts/instructions.sh
 #   docs          the documentation, as `cargo doc` makes it, and the examples in it
 #   package       the Rust client library as crates that can be published, each built alone
+#   libraries     the Python and the Go client library: how late calls are while the network fails, and
+#                 what a call costs
 #   clock         the tests of scripts/clock-tests.txt, which judge durations, several times
 #   repeat        the tests whose verdict depends on an order
 #   fuzz          scripts/fuzz.sh
@@ -32,7 +34,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 repeat=20 fuzz_seconds=600 soak_minutes=10 suite=0 busy=0
-parts=(slow instructions docs package clock repeat fuzz refusals abuse clients h2spec soak reliability)
+parts=(slow instructions docs package libraries clock repeat fuzz refusals abuse clients h2spec soak reliability)
 known=" ${parts[*]} suite "
 
 usage() {
@@ -155,12 +157,24 @@ package() {
   cargo package --locked --allow-dirty -p tollgate-common -p tollgate-proto -p tollgate-client
 }
 
+# Python's figures are judged, and Go's are for the reader.
+libraries() {
+  local server
+  server=$(realpath "${CARGO_TARGET_DIR:-target}")/debug/tollgate
+  cargo build --locked -p tollgate-server
+  TOLLGATE_ALONE=1 scripts/test-python.sh tests/scenarios/test_storm.py
+  PYTHONPATH=clients/python "$(dirname "$server")/../python/test/bin/python" clients/python/tests/measure_cost.py
+  TOLLGATE_ALONE=1 scripts/test-go.sh -run FaultAfterFault
+  TOLLGATE_BINARY=$server go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
+}
+
 run_part() {
   case $1 in
   slow) slow ;;
   instructions) scripts/instructions.sh ;;
   docs) docs ;;
   package) package ;;
+  libraries) libraries ;;
   clock) scripts/run-tests.py --no-rerun --clock --repeat $(((repeat + 3) / 4)) ;;
   repeat) repeat ;;
   fuzz) scripts/fuzz.sh "$fuzz_seconds" ;;

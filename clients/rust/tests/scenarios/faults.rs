@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use testkit::cluster::{reserve_machine, runs_alone};
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, Redis, eventually, signal};
@@ -200,6 +201,60 @@ async fn an_overloaded_node_is_left_alone() {
     signal(redis.pid(), "CONT");
     assert_eq!(calls.join_next().await.unwrap().unwrap(), DecidedBy::Node);
     ask_until_decided_by(&client, REQUEST, DecidedBy::Node).await;
+}
+
+/// Whatever becomes of the network, no call fails that has a fallback, and none waits longer than it
+/// said; how much longer is judged where nothing else runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_after_fault_fails_no_call_and_delays_none() {
+    let _machine = reserve_machine();
+    let (_limits, _node, proxy) = proxied();
+    let client = builder(&[proxy.address()]).fallback(Fallback::Allow).build().unwrap();
+    ask_until_decided_by(&client, REQUEST, DecidedBy::Node).await;
+    let deadline = Duration::from_millis(100);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut callers = JoinSet::new();
+    for _ in 0..10 {
+        let (client, stopped) = (client.clone(), stopped.clone());
+        callers.spawn(async move {
+            let mut calls = Vec::new();
+            while !*stopped.borrow() {
+                let start = Instant::now();
+                let grant = client.acquire(REQUEST.deadline(deadline)).await.unwrap();
+                calls.push((grant.decided_by, start.elapsed().saturating_sub(grant.wait)));
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            calls
+        });
+    }
+    let (some_time, slow) = (Duration::from_millis(300), Duration::from_millis(80));
+    let faults = [
+        Fault::NoReplies,
+        Fault::HalfOpen,
+        Fault::CutReplies,
+        Fault::Refused,
+        Fault::ResetOnAccept,
+    ];
+    for fault in faults.into_iter().chain(faults) {
+        for fault in [fault, Fault::Delay(slow)] {
+            proxy.set(fault);
+            tokio::time::sleep(some_time).await;
+        }
+        proxy.set(Fault::Nothing);
+        ask_until_decided_by(&client, REQUEST.deadline(deadline), DecidedBy::Node).await;
+    }
+    stop.send_replace(true);
+    let calls = callers.join_all().await.concat();
+    let decided = |who| calls.iter().filter(|call| call.0 == who).count();
+    let counts = (decided(DecidedBy::Node), decided(DecidedBy::Fallback));
+    assert!(counts.0 > 0 && counts.1 > 0, "{counts:?}");
+    // Those that were answered at once would hide the others.
+    let waited = calls.iter().map(|call| call.1).filter(|took| *took > deadline / 2);
+    let mut late: Vec<Duration> = waited.map(|took| took.saturating_sub(deadline)).collect();
+    late.sort_unstable();
+    let p99 = late[late.len() * 99 / 100];
+    println!("{counts:?} decided; of the {} that waited, p99 {p99:?} late", late.len());
+    assert!(p99 <= Duration::from_millis(20) || !runs_alone(), "{p99:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
+use testkit::cluster::reserve_machine;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, TEST_TIMEOUT};
 use tokio::task::JoinSet;
@@ -143,6 +144,52 @@ async fn demand_beyond_the_rate_uses_all_of_it() {
         assert!((0.98..=1.02).contains(&used), "{rate} {burst}: {used}");
         users.shutdown().await;
     }
+}
+
+/// The same of a node, on the clock.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes 20 s: scripts/full.sh --only slow"]
+async fn demand_beyond_the_rate_of_a_node_uses_all_of_it() {
+    const LIMITS: &str = "namespaces:
+  a:
+    buckets:
+      quick: { size: 50, fill_rate: 500, wait_timeout_millis: 0 }
+      lends: { size: 50, fill_rate: 500, wait_timeout_millis: 1000, max_debt_millis: 1000 }
+      strict: { size: 50, fill_rate: 500, wait_timeout_millis: 0, max_debt_millis: 0 }
+      window: { algorithm: fixed_window, limit: 500, window: 1s }
+      queue: { algorithm: leaky_bucket, rate: 500, queue: 100 }
+";
+    let _machine = reserve_machine();
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &[]);
+    let client = builder(&[node.grpc]).build().unwrap();
+    let mut buckets = JoinSet::new();
+    for name in ["quick", "lends", "strict", "window", "queue"] {
+        let bucket = client.smart_bucket("a", name).build();
+        buckets.spawn(async move {
+            let used = Arc::new(AtomicU64::new(0));
+            let mut users = JoinSet::new();
+            for _ in 0..50 {
+                let (bucket, used) = (bucket.clone(), Arc::clone(&used));
+                users.spawn(async move {
+                    while bucket.acquire(1, PATIENT).await.is_ok() {
+                        used.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            // What the bucket held at first is used by then.
+            sleep(5 * S).await;
+            let (start, before) = (Instant::now(), used.load(Ordering::Relaxed));
+            sleep(15 * S).await;
+            let used = used.load(Ordering::Relaxed) - before;
+            let part = used as f64 / (500.0 * start.elapsed().as_secs_f64());
+            println!("{name}: {part:.3}");
+            // A whole window may lie at either end.
+            let most = if name == "window" { 1.08 } else { 1.02 };
+            assert!((0.98..=most).contains(&part), "{name}: {part}");
+        });
+    }
+    buckets.join_all().await;
 }
 
 #[tokio::test(start_paused = true)]
