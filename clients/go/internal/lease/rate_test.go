@@ -38,7 +38,10 @@ func TestRateIsThatOfTheCapacity(t *testing.T) {
 			waitN(t, rate, 1)
 		}
 		// After a second or two of finding out how much is wanted.
-		wantBetween(t, "seconds", time.Since(start).Seconds(), 19, 30)
+		seconds := time.Since(start).Seconds()
+		wantBetween(t, "seconds", seconds, 19, 30)
+		// More is not asked for in a hurry, as there is none.
+		wantBetween(t, "calls", float64(len(n.asked())), seconds, seconds/0.9+5)
 	})
 }
 
@@ -230,6 +233,36 @@ func TestWaitThatGivesUpUsesNothing(t *testing.T) {
 			want(t, "last", roughly(time.Since(start)), 2*time.Second)
 		})
 		callers.Wait()
+		// Nobody waits any more.
+		time.Sleep(time.Second)
+		want(t, "try", rate.Try(1), true)
+	})
+}
+
+func TestTryDoesNotOvertakeThoseWhoWait(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		rate := rateOf(t, leases, "db", wants(10))
+		waitN(t, rate, 1)
+		for range 20 {
+			var caller sync.WaitGroup
+			caller.Go(func() { waitN(t, rate, 1) })
+			synctest.Wait()
+			// Both come at the same time.
+			time.Sleep(100 * ms)
+			want(t, "try", rate.Try(1), false)
+			caller.Wait()
+		}
+	})
+}
+
+func TestDemandOfAPartOfASecondIsNotMultiplied(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		rate := rateOf(t, leases, "db", measured)
+		time.Sleep(10 * ms)
+		want(t, "try", rate.Try(3), false)
+		time.Sleep(100 * ms)
+		asked := n.asked()
+		want(t, "wants", asked[len(asked)-1].wants[0], 3)
 	})
 }
 
