@@ -195,9 +195,11 @@ func TestDemandDuringARequestIsAskedForAtOnce(t *testing.T) {
 			time.Sleep(ms)
 		}
 		before := len(n.asked())
-		wantBetween(t, "wait", waitN(t, rate, 1), 0, time.Second)
 		start := time.Now()
-		defer acquire(t, gauge).Release()
+		var callers sync.WaitGroup
+		callers.Go(func() { waitN(t, rate, 1) })
+		callers.Go(func() { acquire(t, gauge).Release() })
+		callers.Wait()
 		wantBetween(t, "wait", time.Since(start), 0, time.Second)
 		want(t, "other", other.Get(), 1)
 		// Only what was in a hurry was asked for again.
@@ -223,6 +225,7 @@ func TestResourceThatIsRefusedSpoilsNoOther(t *testing.T) {
 			wantChanged(t, one, 5)
 		}
 		// Even if they are in a hurry.
+		synctest.Wait()
 		calls := len(n.asked())
 		forbidden[0].SetWants(6)
 		time.Sleep(29 * time.Second)
