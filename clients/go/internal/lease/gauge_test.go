@@ -34,8 +34,12 @@ func TestFirstInTheQueueThatGivesUpLeavesThePlaceToTheNext(t *testing.T) {
 		synctest.Wait()
 		want(t, "second is in", len(second), 0)
 		place.Release()
-		next := <-second
 		_, ok := gauge.TryAcquire()
+		want(t, "third overtakes", ok, false)
+		synctest.Wait()
+		want(t, "second is in", len(second), 1)
+		next := <-second
+		_, ok = gauge.TryAcquire()
 		want(t, "third is in", ok, false)
 		next.Release()
 		place, ok = gauge.TryAcquire()

@@ -75,6 +75,35 @@ func TestAllLeasesAreRefreshedInOneCall(t *testing.T) {
 	})
 }
 
+func TestHurryAsksOnceMoreAndSpoilsNoRefresh(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		n.state.interval = 10
+		db := capacityOf(t, leases, "db", wants(1))
+		capacityOf(t, leases, "other", wants(1))
+		wantChanged(t, db, 1)
+		time.Sleep(5 * time.Second)
+		calls := len(n.asked())
+		db.SetWants(3)
+		wantChanged(t, db, 3)
+		start := time.Now()
+		db.SetWants(4)
+		wantChanged(t, db, 4)
+		// After a tenth of a second.
+		want(t, "pause", time.Since(start), 100*ms)
+		time.Sleep(2 * time.Second)
+		asked := n.asked()[calls:]
+		want(t, "calls", len(asked), 2)
+		for _, one := range asked {
+			wantNames(t, "asked", one.names, "db")
+		}
+		// The refresh of all comes at its time.
+		time.Sleep(3 * time.Second)
+		all := n.asked()[calls+2:]
+		want(t, "calls", len(all), 1)
+		wantNames(t, "asked", all[0].names, "db", "other")
+	})
+}
+
 func TestRequestSaysWhatIsHeld(t *testing.T) {
 	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
 		n.state.length = 2
@@ -166,9 +195,11 @@ func TestDemandDuringARequestIsAskedForAtOnce(t *testing.T) {
 			time.Sleep(ms)
 		}
 		before := len(n.asked())
-		wantBetween(t, "wait", waitN(t, rate, 1), 0, time.Second)
 		start := time.Now()
-		defer acquire(t, gauge).Release()
+		var callers sync.WaitGroup
+		callers.Go(func() { waitN(t, rate, 1) })
+		callers.Go(func() { acquire(t, gauge).Release() })
+		callers.Wait()
 		wantBetween(t, "wait", time.Since(start), 0, time.Second)
 		want(t, "other", other.Get(), 1)
 		// Only what was in a hurry was asked for again.
@@ -193,9 +224,15 @@ func TestResourceThatIsRefusedSpoilsNoOther(t *testing.T) {
 		for _, one := range allowed {
 			wantChanged(t, one, 5)
 		}
+		// Even if they are in a hurry.
+		synctest.Wait()
+		calls := len(n.asked())
+		forbidden[0].SetWants(6)
 		time.Sleep(29 * time.Second)
-		asked := n.asked()
-		wantNames(t, "asked for without", asked[len(asked)-1].names, "a", "b", "z")
+		for _, one := range n.asked()[calls:] {
+			wantNames(t, "asked for without", one.names, "a", "b", "z")
+		}
+		forbidden[0].SetWants(5)
 		want(t, "failures", n.failures(), 0)
 		// They are asked for again after 30 seconds.
 		n.set(func(s *state) { s.forbidden = "" })
@@ -209,6 +246,7 @@ func TestResourceThatIsRefusedSpoilsNoOther(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		leases.Close()
 		wantNames(t, "released", n.released(), "a", "b", "not-1", "not-2")
+		want(t, "releases", len(n.state.releases), 1)
 	})
 }
 
@@ -256,9 +294,13 @@ func TestRefreshesThatFailAreTriedAgainEverySecond(t *testing.T) {
 		capacity := capacityOf(t, leases, "db", wants(100))
 		wantChanged(t, capacity, 100)
 		n.set(func(s *state) { s.err = lease.ErrUnreachable })
-		capacity.SetWants(10)
-		time.Sleep(10500 * ms)
+		// In a hurry or not.
+		for range 50 {
+			capacity.SetWants(10)
+			time.Sleep(210 * ms)
+		}
 		asked := n.asked()[1:]
+		wantBetween(t, "calls", len(asked), 10, 12)
 		for i, one := range asked[1:] {
 			wantBetween(t, "pause", one.at.Sub(asked[i].at), 900*ms, time.Second)
 		}
@@ -393,7 +435,8 @@ func TestCloseTakesFiveSecondsAtMost(t *testing.T) {
 		// half.
 		n.state.forbidden, n.state.delay = "not", 1900*ms
 		capacities(t, leases, 1, numbered("not-", 100)...)
-		synctest.Wait()
+		// All are asked for now, with the first one or after it.
+		time.Sleep(2 * time.Second)
 		start := time.Now()
 		leases.Close()
 		want(t, "close", time.Since(start), 5*time.Second)
@@ -413,7 +456,9 @@ func TestNothingIsUsedAfterTheClientWasClosed(t *testing.T) {
 		waitN(t, rate, 1)
 		place := acquire(t, gauge)
 		wantChanged(t, capacity, 100)
+		start := time.Now()
 		leases.Close()
+		want(t, "close", time.Since(start), 0)
 		wantNames(t, "released", n.released(), "capacity", "gauge", "rate")
 		want(t, "try", rate.Try(1), false)
 		_, ok := gauge.TryAcquire()

@@ -52,7 +52,8 @@ func TestMeterTakesAtTheRateOfTheMoment(t *testing.T) {
 		{"no wait is shorter than a millisecond", 1, 1e6, 180_000, shortestWait},
 		{"without a bound there are no debts", 1e9, math.Inf(1), 180_001, 0},
 		{"nor later", 10, 100, 180_001, 0},
-		{"an hour ago is now", 1, 100, 0, 10 * time.Millisecond},
+		{"an earlier time is now", 1, 100, 0, 10 * time.Millisecond},
+		{"and no time counts twice", 1, 100, 180_002, 9 * time.Millisecond},
 	}
 	m := newMeter(start)
 	for _, step := range steps {
@@ -69,6 +70,17 @@ func TestMeterWaitsForTinyCapacitiesWithoutOverflow(t *testing.T) {
 	tiny := held{capacity: math.SmallestNonzeroFloat64, expires: start.Add(forever)}
 	wantTake(t, &m, 1, tiny, start, 0)
 	wantTake(t, &m, 1, tiny, start, forever)
+}
+
+func TestMeterHasTheTokensAfterTheWait(t *testing.T) {
+	for _, capacity := range []float64{3, 7, 11, 13} {
+		start := time.Now()
+		m := newMeter(start)
+		h := held{capacity: capacity, expires: start.Add(forever)}
+		wantTake(t, &m, 1, h, start, 0)
+		wait, _ := m.take(1, h, start)
+		wantTake(t, &m, 1, h, start.Add(wait), 0)
+	}
 }
 
 func TestMeterPaysADebtAtTheCapacityOfEachMoment(t *testing.T) {

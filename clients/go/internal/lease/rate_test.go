@@ -140,6 +140,8 @@ func TestDebtIsDemand(t *testing.T) {
 		rate := rateOf(t, leases, "db", measured)
 		waitN(t, rate, 3000)
 		wantBetween(t, "seconds", waitN(t, rate, 1).Seconds(), 29, 32)
+		// More is not asked for in a hurry, as there is none.
+		wantBetween(t, "calls", len(n.asked()), 29, 40)
 	})
 }
 
@@ -230,6 +232,36 @@ func TestWaitThatGivesUpUsesNothing(t *testing.T) {
 			want(t, "last", roughly(time.Since(start)), 2*time.Second)
 		})
 		callers.Wait()
+		// Nobody waits any more.
+		time.Sleep(time.Second)
+		want(t, "try", rate.Try(1), true)
+	})
+}
+
+func TestTryDoesNotOvertakeThoseWhoWait(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		rate := rateOf(t, leases, "db", wants(10))
+		waitN(t, rate, 1)
+		for range 20 {
+			var caller sync.WaitGroup
+			caller.Go(func() { waitN(t, rate, 1) })
+			synctest.Wait()
+			// Both come at the same time.
+			time.Sleep(100 * ms)
+			want(t, "try", rate.Try(1), false)
+			caller.Wait()
+		}
+	})
+}
+
+func TestDemandOfAPartOfASecondIsNotMultiplied(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		rate := rateOf(t, leases, "db", measured)
+		time.Sleep(10 * ms)
+		want(t, "try", rate.Try(3), false)
+		time.Sleep(100 * ms)
+		asked := n.asked()
+		want(t, "wants", asked[len(asked)-1].wants[0], 3)
 	})
 }
 
