@@ -157,15 +157,20 @@ package() {
   cargo package --locked --allow-dirty -p tollgate-common -p tollgate-proto -p tollgate-client
 }
 
-# Python's figures are judged, and Go's are for the reader.
 libraries() {
-  local server
-  server=$(realpath "${CARGO_TARGET_DIR:-target}")/debug/tollgate
+  local target node address
+  target=$(realpath "${CARGO_TARGET_DIR:-target}")
   cargo build --locked -p tollgate-server
   TOLLGATE_ALONE=1 scripts/test-python.sh tests/scenarios/test_storm.py
-  PYTHONPATH=clients/python "$(dirname "$server")/../python/test/bin/python" clients/python/tests/measure_cost.py
   TOLLGATE_ALONE=1 scripts/test-go.sh -run FaultAfterFault
-  TOLLGATE_BINARY=$server go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
+  TOLLGATE_BINARY=$target/debug/tollgate go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
+  "$target/debug/tollgate" serve --limits config/limits.yaml --log-format json \
+    --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 2>"$out/node.log" &
+  node=$!
+  until address=$(jq -re 'select(.message == "serving") | .grpc' "$out/node.log"); do sleep 0.1; done
+  PYTHONPATH=clients/python "$target/python/test/bin/python" -B clients/python/tests/measure_cost.py "$address" ||
+    { kill "$node" && return 1; }
+  kill "$node"
 }
 
 run_part() {

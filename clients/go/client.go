@@ -25,7 +25,7 @@ func newClient(backend backend, settings settings) *Client {
 	return &Client{
 		backend:  backend,
 		settings: settings,
-		leases:   lease.New(caller{backend}, settings.clientID, settings.metrics, settings.logger),
+		leases:   lease.New(backend, settings.clientID, settings.metrics, settings.logger),
 	}
 }
 

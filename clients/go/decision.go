@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tollgate/tollgate/clients/go/internal/nodes"
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/pb/quotaservice"
 )
 
@@ -103,24 +103,24 @@ func (e *NoDecisionError) Unwrap() error { return e.cause }
 // Errors, to be found with errors.Is.
 var (
 	// A mistake of the caller, such as a malformed name. No fallback is used.
-	ErrInvalid = nodes.ErrInvalid
+	ErrInvalid = fault.ErrInvalid
 	// The deadline has passed.
-	ErrTimeout = nodes.ErrTimeout
+	ErrTimeout = fault.ErrTimeout
 	// No node can be reached: they failed a moment ago, and are not called until they are found well.
-	ErrUnreachable = nodes.ErrUnreachable
+	ErrUnreachable = fault.ErrUnreachable
 	// The nodes are overloaded.
-	ErrOverloaded = nodes.ErrOverloaded
+	ErrOverloaded = fault.ErrOverloaded
 	// The nodes do not allow this client to ask, by their access file.
-	ErrForbidden = nodes.ErrForbidden
+	ErrForbidden = fault.ErrForbidden
 	// The client was closed.
-	ErrClosed = nodes.ErrClosed
+	ErrClosed = fault.ErrClosed
 	// A node has answered with another error: its gRPC status code and message.
-	ErrFailed = nodes.ErrFailed
+	ErrFailed = fault.ErrFailed
 )
 
 // invalid is a mistake of the caller.
 func invalid(message string) error {
-	return &nodes.Error{Kind: ErrInvalid, Message: "invalid request: " + message}
+	return &fault.Error{Kind: ErrInvalid, Message: "invalid request: " + message}
 }
 
 // fromResponse is the answer of a node, as a decision.
@@ -149,7 +149,7 @@ func fromResponse(response *quotaservice.AllowResponse) (Decision, error) {
 	reason, ok := reasons[response.Status]
 	if !ok {
 		text := fmt.Sprintf("the status %d is unknown to this version", response.Status)
-		return Decision{}, &nodes.Error{Kind: ErrFailed, Message: text}
+		return Decision{}, &fault.Error{Kind: ErrFailed, Message: text}
 	}
 	if response.Banned && reason == ReasonLimit {
 		reason = ReasonBanned

@@ -144,7 +144,7 @@ func (f fakeBackend) allow(_ context.Context, request *quotaservice.AllowRequest
 	return answer(request)
 }
 
-func (f fakeBackend) getCapacity(_ context.Context, request *doorman.GetCapacityRequest) (*doorman.GetCapacityResponse, error) {
+func (f fakeBackend) GetCapacity(_ context.Context, request *doorman.GetCapacityRequest) (*doorman.GetCapacityResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, err := f.byDefault(&quotaservice.AllowRequest{}); err != nil {
@@ -165,7 +165,7 @@ func (f fakeBackend) getCapacity(_ context.Context, request *doorman.GetCapacity
 	return response, nil
 }
 
-func (f fakeBackend) releaseCapacity(context.Context, *doorman.ReleaseCapacityRequest) (*doorman.ReleaseCapacityResponse, error) {
+func (f fakeBackend) ReleaseCapacity(context.Context, *doorman.ReleaseCapacityRequest) (*doorman.ReleaseCapacityResponse, error) {
 	return &doorman.ReleaseCapacityResponse{}, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 )
 
@@ -26,7 +27,7 @@ func TestChangesOfACapacity(t *testing.T) {
 		capacity.SetWants(6)
 		wantChanged(t, capacity, 6)
 		time.AfterFunc(time.Second, capacity.Close)
-		wantFails[float64](t, lease.ErrClosed)(capacity.Changed(t.Context()))
+		wantFails[float64](t, fault.ErrClosed)(capacity.Changed(t.Context()))
 		want(t, "capacity", capacity.Get(), 0)
 	})
 }
@@ -53,7 +54,7 @@ func TestModes(t *testing.T) {
 		for i := range modes {
 			n.state.capacities[string(rune('a'+i))] = 100
 		}
-		n.state.err = lease.ErrUnreachable
+		n.state.err = fault.ErrUnreachable
 		var capacities []*lease.Capacity
 		for i, mode := range modes {
 			settings := wants(150)
@@ -67,7 +68,7 @@ func TestModes(t *testing.T) {
 			for _, capacity := range capacities {
 				wantChanged(t, capacity, 100)
 			}
-			n.set(func(s *state) { s.err = lease.ErrUnreachable })
+			n.set(func(s *state) { s.err = fault.ErrUnreachable })
 			leased := time.Now()
 			for i, capacity := range capacities {
 				wantChanged(t, capacity, modes[i].left)

@@ -3,6 +3,8 @@ package lease
 import (
 	"context"
 	"time"
+
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
 const (
@@ -112,7 +114,7 @@ type Place struct {
 // Acquire waits for a place, in the order of the calls. When the capacity
 // shrinks, those who have a place keep it.
 //
-// Acquire returns the context's error if the context ends first, and ErrClosed
+// Acquire returns the context's error if the context ends first, and fault.ErrClosed
 // if the gauge or the client is closed.
 func (g *Gauge) Acquire(ctx context.Context) (*Place, error) {
 	if err := ctx.Err(); err != nil {
@@ -145,7 +147,7 @@ func (g *Gauge) begin() (*Place, error) {
 	now := time.Now()
 	switch {
 	case g.resource.isClosed:
-		return nil, ErrClosed
+		return nil, fault.ErrClosed
 	case g.places.takeAtOnce(g.resource.capacity(now)):
 		return &Place{gauge: g}, nil
 	}

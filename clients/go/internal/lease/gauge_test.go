@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 )
 
@@ -155,7 +156,7 @@ func TestLeaseOfAGaugeIsReleasedWithItsLastPlace(t *testing.T) {
 		}()
 		synctest.Wait()
 		gauge.Close()
-		want(t, "error", <-waiting, lease.ErrClosed)
+		want(t, "error", <-waiting, fault.ErrClosed)
 		_, ok := gauge.TryAcquire()
 		want(t, "a place is free", ok, false)
 		want(t, "capacity", gauge.Capacity(), 0)

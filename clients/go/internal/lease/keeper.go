@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/pb/doorman"
 )
 
@@ -222,12 +223,12 @@ func (k *keeper) ask(due []*kept) (interval time.Duration, failure error) {
 		switch {
 		case err == nil:
 			interval = min(interval, takeAnswers(group, answer))
-		case errors.Is(err, ErrRefused) && len(group) > 1 && calls < mostCalls:
+		case isRefused(err) && len(group) > 1 && calls < mostCalls:
 			half := len(group) / 2
 			groups = append(groups, group[half:], group[:half])
-		case errors.Is(err, ErrRefused):
+		case isRefused(err):
 			k.takeRefusal(group, err)
-		case errors.Is(err, ErrUnreachable):
+		case errors.Is(err, fault.ErrUnreachable):
 			notAnswered(group)
 			interval, failure = retry, err
 		default:
@@ -314,7 +315,7 @@ func (k *keeper) release(names []string) {
 			continue
 		}
 		k.leases.logger.Debug("leases are not released, and end when they expire", "error", err)
-		if !errors.Is(err, ErrRefused) {
+		if !isRefused(err) {
 			return
 		}
 		if len(group) > 1 {
@@ -333,4 +334,10 @@ func (k *keeper) releaseCapacity(names []string) error {
 		ResourceId: names,
 	})
 	return err
+}
+
+// isRefused says whether the request is wrong or not allowed, and will be the
+// next time.
+func isRefused(err error) bool {
+	return errors.Is(err, fault.ErrInvalid) || errors.Is(err, fault.ErrForbidden)
 }

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 	"github.com/tollgate/tollgate/clients/go/internal/pb/doorman"
 )
@@ -109,7 +110,7 @@ func TestRequestSaysWhatIsHeld(t *testing.T) {
 		n.state.length = 2
 		capacityOf(t, leases, "db", wants(5))
 		time.Sleep(1100 * ms)
-		n.set(func(s *state) { s.err = lease.ErrUnreachable })
+		n.set(func(s *state) { s.err = fault.ErrUnreachable })
 		time.Sleep(5 * time.Second)
 		asked := n.asked()
 		want(t, "held at first", asked[0].has[0] == nil, true)
@@ -174,12 +175,12 @@ func TestSafeCapacityOutlivesADegradedAnswer(t *testing.T) {
 		// A node without the store does not know the resource's safe capacity.
 		n.set(func(s *state) { s.safe, s.isDegraded = nil, true })
 		time.Sleep(3 * time.Second)
-		n.set(func(s *state) { s.err = lease.ErrUnreachable })
+		n.set(func(s *state) { s.err = fault.ErrUnreachable })
 		wantChanged(t, db, 3)
 		// One that knows of none.
 		n.set(func(s *state) { s.err, s.isDegraded = nil, false })
 		wantChanged(t, db, 5)
-		n.set(func(s *state) { s.err = lease.ErrUnreachable })
+		n.set(func(s *state) { s.err = fault.ErrUnreachable })
 		wantChanged(t, db, 0)
 	})
 }
@@ -293,7 +294,7 @@ func TestRefreshesThatFailAreTriedAgainEverySecond(t *testing.T) {
 		n.state.interval = 60
 		capacity := capacityOf(t, leases, "db", wants(100))
 		wantChanged(t, capacity, 100)
-		n.set(func(s *state) { s.err = lease.ErrUnreachable })
+		n.set(func(s *state) { s.err = fault.ErrUnreachable })
 		// In a hurry or not.
 		for range 50 {
 			capacity.SetWants(10)
@@ -317,7 +318,7 @@ func TestNodesThatBecomeUnreachableAreNotAskedForEachHalf(t *testing.T) {
 		n.state.forbidden, n.state.delay = "not", ms
 		capacityOf(t, leases, "a", wants(1))
 		synctest.Wait()
-		n.set(func(s *state) { s.err = lease.ErrUnreachable })
+		n.set(func(s *state) { s.err = fault.ErrUnreachable })
 		capacities(t, leases, 1, "b", "c", "not-d", "not-e")
 		time.Sleep(500 * ms)
 		asked := names(n.asked())
@@ -405,7 +406,7 @@ func TestClientThatIsClosedDuringARefreshLetsGo(t *testing.T) {
 		waitN(t, rate, 1_000_000)
 		var waiting sync.WaitGroup
 		for range 3 {
-			waiting.Go(func() { want(t, "wait", rate.Wait(t.Context(), 1), lease.ErrClosed) })
+			waiting.Go(func() { want(t, "wait", rate.Wait(t.Context(), 1), fault.ErrClosed) })
 		}
 		n.set(func(s *state) { s.delay = 300 * ms })
 		// The request of a refresh has come, and its answer has not.
@@ -466,10 +467,10 @@ func TestNothingIsUsedAfterTheClientWasClosed(t *testing.T) {
 		want(t, "rate", rate.Capacity(), 0)
 		want(t, "gauge", gauge.Capacity(), 0)
 		want(t, "capacity", capacity.Get(), 0)
-		want(t, "wait", rate.Wait(t.Context(), 1), lease.ErrClosed)
-		wantFails[*lease.Place](t, lease.ErrClosed)(gauge.Acquire(t.Context()))
-		wantFails[float64](t, lease.ErrClosed)(capacity.Changed(t.Context()))
-		wantFails[*lease.Gauge](t, lease.ErrClosed)(leases.Gauge("other", measured))
+		want(t, "wait", rate.Wait(t.Context(), 1), fault.ErrClosed)
+		wantFails[*lease.Place](t, fault.ErrClosed)(gauge.Acquire(t.Context()))
+		wantFails[float64](t, fault.ErrClosed)(capacity.Changed(t.Context()))
+		wantFails[*lease.Gauge](t, fault.ErrClosed)(leases.Gauge("other", measured))
 		place.Release()
 		rate.Close()
 		gauge.Close()

@@ -17,6 +17,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/pb/doorman"
 )
 
@@ -29,12 +30,8 @@ const (
 	longestName = 1024
 )
 
-// Why a resource is not leased, or can't be used.
+// Why a resource is not leased, besides [fault.ErrClosed].
 var (
-	// ErrClosed is returned when the handle or the client was closed: it holds
-	// no lease any more.
-	ErrClosed = errors.New("the lease or the client was closed")
-
 	// ErrAlreadyLeased is returned when the client has a lease of the resource
 	// already: its handle can be shared.
 	ErrAlreadyLeased = errors.New("the client has a lease on this resource already")
@@ -44,19 +41,10 @@ var (
 	ErrInvalidName = errors.New("the name of a resource has 1 to 1024 bytes of UTF-8")
 )
 
-// What an error of a [Caller] wraps. After any other error, a node may have
-// answered.
-var (
-	// ErrRefused says that the request is wrong or not allowed, and will be the
-	// next time.
-	ErrRefused = errors.New("the nodes refuse the request")
-
-	// ErrUnreachable says that no node got the request.
-	ErrUnreachable = errors.New("no node is reachable")
-)
-
 // Caller makes the calls to the nodes. It returns soon after the context ends,
-// and may be used by several goroutines at once.
+// and may be used by several goroutines at once. Its errors are those of package
+// fault; after one that does not say that no node got the request, a node may
+// have answered.
 type Caller interface {
 	GetCapacity(
 		ctx context.Context, request *doorman.GetCapacityRequest,
@@ -171,7 +159,7 @@ func (l *Leases) lease(id string, settings Settings, usage usage) (*resource, er
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isClosed {
-		return nil, ErrClosed
+		return nil, fault.ErrClosed
 	}
 	if l.resources[id] != nil {
 		return nil, ErrAlreadyLeased

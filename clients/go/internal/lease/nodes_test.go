@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 	"github.com/tollgate/tollgate/clients/go/internal/pb/doorman"
 )
@@ -92,7 +93,7 @@ func (n *nodes) metricsOf(resource string) (metrics [2]float64) {
 func (s *state) check(names []string) error {
 	isForbidden := func(name string) bool { return strings.HasPrefix(name, s.forbidden) }
 	if s.forbidden != "" && slices.ContainsFunc(names, isForbidden) {
-		return lease.ErrRefused
+		return fault.ErrForbidden
 	}
 	return s.err
 }

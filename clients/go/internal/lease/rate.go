@@ -3,6 +3,8 @@ package lease
 import (
 	"context"
 	"time"
+
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
 // rateGrowth is how many times the demand is asked for while callers wait:
@@ -95,7 +97,7 @@ func (l *Leases) RateLimiter(resource string, settings Settings) (*RateLimiter, 
 // that, the next callers wait for the rest. An n of 0 or less uses nothing and
 // does not wait.
 //
-// Wait returns the context's error if the context ends first, and ErrClosed if
+// Wait returns the context's error if the context ends first, and fault.ErrClosed if
 // the rate limiter or the client is closed: then nothing is used.
 func (l *RateLimiter) Wait(ctx context.Context, n int) error {
 	if err := ctx.Err(); err != nil {
@@ -130,7 +132,7 @@ func (l *RateLimiter) begin(tokens float64) (done bool, err error) {
 	now := time.Now()
 	switch {
 	case l.resource.isClosed:
-		return true, ErrClosed
+		return true, fault.ErrClosed
 	case tokens <= 0, l.rate.useAtOnce(tokens, l.resource.held, now):
 		return true, nil
 	}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 )
 
@@ -292,7 +293,7 @@ func TestNothingToUseDoesNotWait(t *testing.T) {
 		want(t, "try", rate.Try(1), false)
 		rate.Close()
 		want(t, "try", rate.Try(0), false)
-		want(t, "wait", rate.Wait(t.Context(), 0), lease.ErrClosed)
+		want(t, "wait", rate.Wait(t.Context(), 0), fault.ErrClosed)
 	})
 }
 
@@ -302,7 +303,7 @@ func TestRateLimiterThatIsClosedServesNobody(t *testing.T) {
 		waitN(t, rate, 1000)
 		var callers sync.WaitGroup
 		for range 5 {
-			callers.Go(func() { want(t, "wait", rate.Wait(t.Context(), 1), lease.ErrClosed) })
+			callers.Go(func() { want(t, "wait", rate.Wait(t.Context(), 1), fault.ErrClosed) })
 		}
 		synctest.Wait()
 		rate.Close()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
 // forever is longer than anybody waits, and safe to compute with.
@@ -187,7 +189,7 @@ func (r *resource) attempt(try func(now time.Time) (time.Duration, bool)) (
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.isClosed {
-		return 0, nil, ErrClosed
+		return 0, nil, fault.ErrClosed
 	}
 	now := time.Now()
 	pause, ok := try(now)

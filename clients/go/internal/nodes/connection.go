@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/tollgate/tollgate/clients/go/internal/connect"
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
 // Call makes one call over a connection.
@@ -68,7 +69,7 @@ func (c *connection) call(ctx context.Context, call Call) (hadStream bool, err e
 			if c.present.Load() != present {
 				continue
 			}
-			return false, ErrClosed
+			return false, fault.ErrClosed
 		}
 		defer present.calls.RUnlock()
 		// It is set when there is a stream.

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/tollgate/tollgate/clients/go/internal/connect"
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/pb/doorman"
 )
 
@@ -47,7 +48,7 @@ func (m *masters) follow(mastership *doorman.Mastership) (*connection, error) {
 	return master, nil
 }
 
-func noMaster(message string) error { return &Error{ErrFailed, message} }
+func noMaster(message string) error { return &fault.Error{Kind: fault.ErrFailed, Message: message} }
 
 func (m *masters) get() *connection {
 	m.mu.Lock()
@@ -116,8 +117,8 @@ func (p *Pool) callOnce(ctx context.Context, master *connection, call Call) (ret
 	if result.err == nil {
 		return false, nil
 	}
-	p.settings.Metrics.CallFailed(ReasonOf(result.err))
-	if result.retry || result.err == ErrTimeout {
+	p.settings.Metrics.CallFailed(fault.ReasonOf(result.err))
+	if result.retry || result.err == fault.ErrTimeout {
 		p.masters.forget()
 	}
 	return result.retry, result.err

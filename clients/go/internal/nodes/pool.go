@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tollgate/tollgate/clients/go/internal/connect"
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
 // Metrics are told of calls and nodes.
@@ -73,7 +74,7 @@ func (p *Pool) Close() {
 	p.masters.forget()
 }
 
-// Call calls one node after the other until one answers, or the context ends. An error is an *Error or
+// Call calls one node after the other until one answers, or the context ends. An error is a *fault.Error or
 // one of its kinds.
 func (p *Pool) Call(ctx context.Context, call Call) error {
 	var tried []*node
@@ -88,10 +89,10 @@ func (p *Pool) Call(ctx context.Context, call Call) error {
 		if result.err == nil {
 			return nil
 		}
-		if errors.Is(result.err, ErrInvalid) {
+		if errors.Is(result.err, fault.ErrInvalid) {
 			return result.err
 		}
-		p.settings.Metrics.CallFailed(ReasonOf(result.err))
+		p.settings.Metrics.CallFailed(fault.ReasonOf(result.err))
 		if !result.retry {
 			return cmp.Or(arrived, result.err)
 		}
@@ -112,7 +113,7 @@ func (p *Pool) attempt(ctx context.Context, tried []*node) (*node, pass, error) 
 		// Asked for before the look, so that no change is missed.
 		changed := p.changed.wait()
 		if p.isClosed.Load() {
-			return nil, pass{}, ErrClosed
+			return nil, pass{}, fault.ErrClosed
 		}
 		nodes, first := *p.nodes.Load(), p.next.Add(1)
 		for _, again := range []bool{false, true} {
@@ -132,21 +133,21 @@ func (p *Pool) attempt(ctx context.Context, tried []*node) (*node, pass, error) 
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, pass{}, ErrTimeout
+			return nil, pass{}, fault.ErrTimeout
 		}
 	}
 }
 
 // whyNone says why no node can be called; nil if one may be, soon.
 func (p *Pool) whyNone(nodes []*node) error {
-	err := ErrUnreachable
+	err := fault.ErrUnreachable
 	for _, node := range nodes {
 		state, isQuiet := node.status(time.Now())
 		if state == connecting {
 			return nil
 		}
 		if isQuiet {
-			err = ErrOverloaded
+			err = fault.ErrOverloaded
 		}
 	}
 	p.mu.Lock()

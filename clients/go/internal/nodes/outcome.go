@@ -8,45 +8,9 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
-
-// Why there is no answer. An *Error is one of them, by errors.Is.
-var (
-	ErrInvalid       = errors.New("invalid request")
-	ErrTimeout       = errors.New("no answer within the deadline")
-	ErrUnreachable   = errors.New("no node can be reached")
-	ErrOverloaded    = errors.New("the nodes are overloaded")
-	ErrForbidden     = errors.New("the nodes do not allow it")
-	ErrNotConfigured = errors.New("the limits do not have it")
-	ErrClosed        = errors.New("the client is closed")
-	ErrFailed        = errors.New("a node has answered with an error")
-)
-
-// Error is one of the above with a message of its own.
-type Error struct {
-	Kind    error
-	Message string
-}
-
-func (e *Error) Error() string { return e.Message }
-
-func (e *Error) Unwrap() error { return e.Kind }
-
-// ReasonOf names an error for the metrics.
-func ReasonOf(err error) string {
-	for _, one := range []struct {
-		kind error
-		name string
-	}{
-		{ErrTimeout, "timeout"}, {ErrUnreachable, "unreachable"}, {ErrOverloaded, "overloaded"},
-		{ErrForbidden, "forbidden"}, {ErrNotConfigured, "not_configured"},
-	} {
-		if errors.Is(err, one.kind) {
-			return one.name
-		}
-	}
-	return "error"
-}
 
 const (
 	// The time within which a node should answer: a call that has less says nothing about the node
@@ -78,28 +42,28 @@ func outcomeOf(ctx context.Context, err error, hadStream bool, had time.Duration
 	answer := status.Convert(err)
 	if ctx.Err() != nil || answer.Code() == codes.DeadlineExceeded {
 		if errors.Is(ctx.Err(), context.Canceled) || had < fairTime {
-			return outcome{report: cancelled, err: ErrTimeout}
+			return outcome{report: cancelled, err: fault.ErrTimeout}
 		}
-		return outcome{report: failed, err: ErrTimeout}
+		return outcome{report: failed, err: fault.ErrTimeout}
 	}
-	of := func(kind error) error { return &Error{kind, answer.Message()} }
-	text := &Error{ErrFailed, answer.Code().String() + ": " + answer.Message()}
+	of := func(kind error) error { return &fault.Error{Kind: kind, Message: answer.Message()} }
+	text := &fault.Error{Kind: fault.ErrFailed, Message: answer.Code().String() + ": " + answer.Message()}
 	switch answer.Code() {
 	// A resource that has the other kind of limits is a failed precondition.
 	case codes.InvalidArgument, codes.FailedPrecondition:
-		return outcome{report: answered, err: &Error{ErrInvalid, "invalid request: " + answer.Message()}}
+		return outcome{report: answered, err: &fault.Error{Kind: fault.ErrInvalid, Message: "invalid request: " + answer.Message()}}
 	case codes.NotFound:
-		return outcome{report: answered, err: of(ErrNotConfigured)}
+		return outcome{report: answered, err: of(fault.ErrNotConfigured)}
 	// About the caller, not about the node.
 	case codes.PermissionDenied:
-		return outcome{report: answered, err: of(ErrForbidden)}
+		return outcome{report: answered, err: of(fault.ErrForbidden)}
 	case codes.Unauthenticated:
 		return outcome{report: answered, err: text}
 	case codes.ResourceExhausted:
-		return outcome{report: overloaded, pause: pauseOf(answer), err: ErrOverloaded, retry: true}
+		return outcome{report: overloaded, pause: pauseOf(answer), err: fault.ErrOverloaded, retry: true}
 	case codes.Unavailable:
 		if !hadStream {
-			return outcome{report: unreachable, err: ErrUnreachable, retry: true}
+			return outcome{report: unreachable, err: fault.ErrUnreachable, retry: true}
 		}
 	}
 	// A connection that broke, a node that stops, or no node at all. If the request was decided, its
