@@ -57,8 +57,8 @@ func (c *Client) Allow(ctx context.Context, namespace, bucket string, options ..
 // that time is over. It takes MaxWait and the deadline at most. Without MaxWait, it waits as long as
 // the bucket's own limit has a request wait.
 //
-// A deadline of the context bounds the wait, too: the question and the wait together end before it.
-// If the context ends first all the same, its error is returned, and tokens that were granted are
+// A deadline of the context bounds the wait, too: the answer gets three quarters of the time at most,
+// and what is left is for the wait. If the context ends first all the same, its error is returned, and tokens that were granted are
 // lost.
 func (c *Client) Acquire(ctx context.Context, namespace, bucket string, options ...RequestOption) (Decision, error) {
 	start := time.Now()
@@ -80,9 +80,8 @@ func (c *Client) decideInTime(ctx context.Context, request Request, start time.T
 	isPatient := request.hasMaxWait()
 	if end, ok := ctx.Deadline(); ok {
 		// What is left after the answer.
-		left := time.Until(end)
-		request.deadline = max(min(c.deadline(&request), left), 1)
-		left = max(left-request.deadline, 0)
+		request.deadline = c.deadline(ctx, &request)
+		left := max(time.Until(end)-request.deadline, 0)
 		if !isPatient || left < request.maxWait {
 			request.maxWait = left
 		}
@@ -90,7 +89,7 @@ func (c *Client) decideInTime(ctx context.Context, request Request, start time.T
 	if !isPatient {
 		return c.decide(ctx, &request)
 	}
-	waiting := waiting{start, request.maxWait, c.deadline(&request)}
+	waiting := waiting{start, request.maxWait, c.deadline(ctx, &request)}
 	for {
 		request.maxWait, request.deadline = waiting.left(), waiting.answer()
 		decision, err := c.decide(ctx, &request)
@@ -110,7 +109,7 @@ func (c *Client) decideInTime(ctx context.Context, request Request, start time.T
 
 // decide asks once.
 func (c *Client) decide(ctx context.Context, request *Request) (Decision, error) {
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(ctx.Err(), request.check()); err != nil {
 		return Decision{}, err
 	}
 	if refusal, ok := c.refusals.get(request, time.Now()); ok {
@@ -131,7 +130,7 @@ func (c *Client) decide(ctx context.Context, request *Request) (Decision, error)
 
 func (c *Client) ask(ctx context.Context, request *Request) (Decision, error) {
 	start := time.Now()
-	answerCtx, cancel := context.WithTimeout(ctx, c.deadline(request))
+	answerCtx, cancel := context.WithTimeout(ctx, c.deadline(ctx, request))
 	defer cancel()
 	response, err := c.backend.allow(answerCtx, request.message())
 	c.settings.metrics.Asked(time.Since(start))
@@ -145,6 +144,7 @@ func (c *Client) ask(ctx context.Context, request *Request) (Decision, error) {
 // fallBack has the fallback decide, if there is one, as no node does.
 func (c *Client) fallBack(request *Request, refusal Decision, err error) (Decision, error) {
 	fallback := c.settings.fallbacks.get(request.Namespace, request.Bucket)
+	isUnknown := refusal.Reason == ReasonNoBucket
 	if fallback == nil {
 		if err != nil {
 			err = &NoDecisionError{err}
@@ -159,15 +159,22 @@ func (c *Client) fallBack(request *Request, refusal Decision, err error) (Decisi
 		c.settings.logger.Warn("the fallback decides", "namespace", request.Namespace,
 			"bucket", request.Bucket, "why", why, slog.Int("held_back", heldBack))
 	}
-	return fallback.decide(request.Tokens, time.Now()), nil
+	decision := fallback.decide(request.Tokens, time.Now())
+	decision.isUnknown = isUnknown
+	return decision, nil
 }
 
-// deadline is the time for an answer.
-func (c *Client) deadline(request *Request) time.Duration {
+// deadline is the time for an answer: three quarters of what the context leaves at most, so that there
+// is time for the fallback, and for a short wait.
+func (c *Client) deadline(ctx context.Context, request *Request) time.Duration {
+	deadline := c.settings.deadline
 	if request.deadline > 0 {
-		return min(request.deadline, longestDeadline)
+		deadline = min(request.deadline, longestDeadline)
 	}
-	return c.settings.deadline
+	if end, ok := ctx.Deadline(); ok {
+		deadline = max(min(deadline, time.Until(end)/4*3), 1)
+	}
+	return deadline
 }
 
 // report tells the metrics and the application of an answer.

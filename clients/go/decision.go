@@ -28,6 +28,8 @@ type Decision struct {
 	// Who has decided.
 	DecidedBy DecidedBy
 
+	// The limits have no such bucket, and the fallback has decided.
+	isUnknown bool
 	// How long the bucket takes to pay its debt, which a request waits for at least.
 	debt time.Duration
 }
@@ -36,7 +38,7 @@ type Decision struct {
 type Reason int
 
 const (
-	// The request was granted.
+	// It was not: it was granted, or there is no decision.
 	NotRefused Reason = iota
 	// The bucket, or the fallback's rate, has not enough tokens within the accepted wait.
 	ReasonLimit
@@ -55,7 +57,7 @@ const (
 func (r Reason) String() string {
 	switch r {
 	case NotRefused:
-		return "granted"
+		return "not refused"
 	case ReasonLimit:
 		return "the limit is reached"
 	case ReasonBanned:
@@ -93,7 +95,8 @@ type RefusedError struct{ Decision Decision }
 func (e *RefusedError) Error() string { return "refused: " + e.Decision.Reason.String() }
 
 // NoDecisionError says that no node has decided, and that no fallback is set. By errors.Is, it is
-// [ErrTimeout], [ErrUnreachable], [ErrOverloaded], [ErrForbidden], [ErrClosed] or [ErrFailed].
+// [ErrTimeout], [ErrUnreachable], [ErrOverloaded], [ErrForbidden], [ErrNotConfigured], [ErrClosed] or
+// [ErrFailed].
 type NoDecisionError struct{ cause error }
 
 func (e *NoDecisionError) Error() string { return "no decision: " + e.cause.Error() }
@@ -110,6 +113,8 @@ var (
 	ErrUnreachable = fault.ErrUnreachable
 	// The nodes are overloaded.
 	ErrOverloaded = fault.ErrOverloaded
+	// The limits do not have what is asked for.
+	ErrNotConfigured = fault.ErrNotConfigured
 	// The nodes do not allow this client to ask, by their access file.
 	ErrForbidden = fault.ErrForbidden
 	// The client was closed.
