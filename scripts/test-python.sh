@@ -67,7 +67,8 @@ rm -rf "$target/python/pytest"
 (
   cd clients/python
   "$target/python/test/bin/python" -m mypy --cache-dir "$target/python/mypy"
-  run_tests "$@" || run_failed_again
+  # Most of the time, a test waits.
+  run_tests -n 4 "$@" || run_failed_again
 )
 
 say "Python client library: wheel"
