@@ -144,7 +144,6 @@ func (c *Client) ask(ctx context.Context, request *Request) (Decision, error) {
 // fallBack has the fallback decide, if there is one, as no node does.
 func (c *Client) fallBack(request *Request, refusal Decision, err error) (Decision, error) {
 	fallback := c.settings.fallbacks.get(request.Namespace, request.Bucket)
-	isUnknown := refusal.Reason == ReasonNoBucket
 	if fallback == nil {
 		if err != nil {
 			err = &NoDecisionError{err}
@@ -159,9 +158,7 @@ func (c *Client) fallBack(request *Request, refusal Decision, err error) (Decisi
 		c.settings.logger.Warn("the fallback decides", "namespace", request.Namespace,
 			"bucket", request.Bucket, "why", why, slog.Int("held_back", heldBack))
 	}
-	decision := fallback.decide(request.Tokens, time.Now())
-	decision.isUnknown = isUnknown
-	return decision, nil
+	return fallback.decide(request.Tokens, time.Now()), nil
 }
 
 // deadline is the time for an answer: three quarters of what the context leaves at most, so that there

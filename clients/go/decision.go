@@ -28,8 +28,6 @@ type Decision struct {
 	// Who has decided.
 	DecidedBy DecidedBy
 
-	// The limits have no such bucket, and the fallback has decided.
-	isUnknown bool
 	// How long the bucket takes to pay its debt, which a request waits for at least.
 	debt time.Duration
 }

@@ -49,7 +49,7 @@ func answered(metrics Metrics, namespace string, decision *Decision, err error) 
 		metrics.Answered(namespace, "no_decision", "nobody")
 	default:
 		// Names that the limits do not know may come from users, in any number.
-		if decision.isUnknown || decision.Reason == ReasonNoBucket {
+		if decision.Reason == ReasonNoBucket {
 			namespace = ""
 		}
 		outcome := "refused"

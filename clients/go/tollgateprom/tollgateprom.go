@@ -7,7 +7,7 @@
 // All clients of a process can share them. The metrics are
 //
 //	| metric | labels | meaning |
-//	| tollgate_client_requests_total | namespace, outcome, decided_by | requests. outcome: granted, refused, invalid, no_decision. namespace is empty if the request is invalid or the limits have no such bucket. decided_by: node, degraded_node, remembered, fallback, nobody |
+//	| tollgate_client_requests_total | namespace, outcome, decided_by | requests. outcome: granted, refused, invalid, no_decision. namespace is empty if the request is invalid or the limits have no such bucket, and beyond the first 1000. decided_by: node, degraded_node, remembered, fallback, nobody |
 //	| tollgate_client_request_seconds | | how long it took until a node had decided, or none would; a histogram |
 //	| tollgate_client_wait_seconds | | how long Acquire took; a histogram |
 //	| tollgate_client_failed_calls_total | reason | calls to nodes that have failed: timeout, unreachable, overloaded, forbidden, not_configured, error |
@@ -17,6 +17,8 @@
 package tollgateprom
 
 import (
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,6 +35,9 @@ type Metrics struct {
 	failedRefreshes             prometheus.Counter
 	knownNodes, calledNodes     prometheus.Gauge
 	collectors                  []prometheus.Collector
+
+	namespaces         sync.Map
+	numberOfNamespaces atomic.Int64
 }
 
 var (
@@ -92,9 +97,27 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
+// mostNamespaces is the most that have labels of their own: names may come from users.
+const mostNamespaces = 1000
+
 // Answered counts a request.
 func (m *Metrics) Answered(namespace, outcome, decidedBy string) {
-	m.requests.WithLabelValues(namespace, outcome, decidedBy).Inc()
+	m.requests.WithLabelValues(m.label(namespace), outcome, decidedBy).Inc()
+}
+
+// label returns the namespace, or nothing if there are too many.
+func (m *Metrics) label(namespace string) string {
+	if _, known := m.namespaces.Load(namespace); known {
+		return namespace
+	}
+	if m.numberOfNamespaces.Add(1) > mostNamespaces {
+		m.numberOfNamespaces.Add(-1)
+		return ""
+	}
+	if _, known := m.namespaces.LoadOrStore(namespace, nil); known {
+		m.numberOfNamespaces.Add(-1)
+	}
+	return namespace
 }
 
 // Asked records the time of a question.
