@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -65,8 +66,18 @@ func (c *connection) close(old *used) {
 	}()
 }
 
-// call makes a call. Without a stream, the request was not sent.
-func (c *connection) call(ctx context.Context, call Call) (hadStream bool, err error) {
+// call makes a call.
+func (c *connection) call(ctx context.Context, call Call) outcome {
+	had := longestPause
+	if end, ok := ctx.Deadline(); ok {
+		had = time.Until(end)
+	}
+	hadStream, err := c.make(ctx, call)
+	return outcomeOf(ctx, err, hadStream, had)
+}
+
+// make makes a call. Without a stream, the request was not sent.
+func (c *connection) make(ctx context.Context, call Call) (hadStream bool, err error) {
 	for {
 		present := c.present.Load()
 		if !present.calls.TryRLock() {

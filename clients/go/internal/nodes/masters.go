@@ -3,7 +3,6 @@ package nodes
 import (
 	"context"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -131,9 +130,7 @@ func (p *Pool) callMaster(ctx context.Context, named func() *doorman.Mastership,
 
 // callOnce calls a master. Returns whether a node should be asked instead.
 func (p *Pool) callOnce(ctx context.Context, master *connection, call Call) (retry bool, err error) {
-	start := time.Now()
-	hadStream, err := master.call(ctx, call)
-	result := outcomeOf(ctx, err, hadStream, time.Since(start))
+	result := master.call(ctx, call)
 	if result.err == nil {
 		return false, nil
 	}

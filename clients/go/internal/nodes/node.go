@@ -77,11 +77,9 @@ func (n *node) isCalled() bool {
 
 // call makes a call that has a permission, and reports the result.
 func (n *node) call(ctx context.Context, pass pass, call Call) (result outcome) {
-	start := time.Now()
 	// Also if the call panics.
 	defer func() { n.report(pass, result) }()
-	hadStream, err := n.connection.call(ctx, call)
-	return outcomeOf(ctx, err, hadStream, time.Since(start))
+	return n.connection.call(ctx, call)
 }
 
 func (n *node) report(pass pass, result outcome) {
@@ -187,7 +185,7 @@ func (n *node) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	var answer *grpc_health_v1.HealthCheckResponse
-	_, err := n.connection.call(ctx, func(ctx context.Context, conn *grpc.ClientConn, options ...grpc.CallOption) (err error) {
+	_, err := n.connection.make(ctx, func(ctx context.Context, conn *grpc.ClientConn, options ...grpc.CallOption) (err error) {
 		client := grpc_health_v1.NewHealthClient(conn)
 		answer, err = client.Check(ctx, &grpc_health_v1.HealthCheckRequest{}, options...)
 		return err

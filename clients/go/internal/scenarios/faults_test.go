@@ -203,7 +203,8 @@ func TestAnOverloadedNodeIsLeftAlone(t *testing.T) {
 		}()
 	}
 	mustBe(t, <-answers, tollgate.ByFallback)
-	start, before, asked := time.Now(), shed(), 0
+	before := shed()
+	start, asked := time.Now(), 0
 	for ; time.Since(start) < 300*time.Millisecond; asked++ {
 		mustBe(t, ask(t, client, "a", "b").DecidedBy, tollgate.ByFallback)
 	}

@@ -82,7 +82,8 @@ class Nodes:
         failure: Callable[[grpc.RpcError, float], Failure] = failure,
     ) -> Plan[Any]:
         """Calls one node after the other until one answers, until ``deadline``. ``effect`` is the
-        call of a node that may take so many seconds, and ``failure`` says what its error means.
+        call of a node that may take so many seconds, and ``failure`` says what an error means of a call that
+        had so many seconds.
         Raises ``InvalidRequestError`` or ``NoDecisionError``."""
         pool, clock = self._pool, self._clock
         tried: List[Node] = []
@@ -103,7 +104,7 @@ class Nodes:
                     if not isinstance(answer, grpc.RpcError):
                         report = ANSWERED
                         return answer
-                    failed = failure(answer, clock() - start)
+                    failed = failure(answer, deadline - start)
                     report = failed.report
                 finally:
                     pool.report(attempt, report, clock())

@@ -46,7 +46,7 @@ class Failure(NamedTuple):
 
 
 def failure(error: grpc.RpcError, seconds: float) -> Failure:
-    """The failure of a call that took so long."""
+    """The failure of a call that had so many seconds."""
     code, details = error.code(), error.details() or ""
     if code in _MISTAKES:
         return Failure(ANSWERED, None, True, details)

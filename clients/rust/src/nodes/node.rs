@@ -210,7 +210,7 @@ impl Attempt {
                 (report, Err(failure))
             }
             Err(_) => {
-                let had_time = self.start.elapsed() >= FAIR_TIME;
+                let had_time = deadline.saturating_duration_since(self.start) >= FAIR_TIME;
                 let report = if had_time { Report::Failed } else { Report::Cancelled };
                 (report, Err(Failure::Final(NoAnswer::Timeout)))
             }
