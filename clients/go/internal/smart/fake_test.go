@@ -161,7 +161,7 @@ func TestDemandBeyondTheRateUsesAllOfIt(t *testing.T) {
 	for _, one := range []struct {
 		rate  float64
 		burst int64
-	}{{1000, 100}, {1000, 60_000}, {20, 2}, {20_000, 2_000}} {
+	}{{1000, 100}, {1000, 60_000}, {20, 2}, {100_000, 10_000}} {
 		scenario(t, tollgate.FakeRate(one.rate, one.burst), func(t *testing.T, _ *tollgate.Fake, bucket *tollgate.SmartBucket) {
 			var used atomic.Int64
 			var users sync.WaitGroup
@@ -377,7 +377,7 @@ func TestAForgottenSmartBucketHasNoGoroutine(t *testing.T) {
 				time.Sleep(50 * ms)
 			}
 			time.Sleep(3 * time.Second)
-			if more := runtime.NumGoroutine() - before; more != 0 {
+			if more := runtime.NumGoroutine() - before; more > 0 {
 				t.Fatalf("%d goroutines", more)
 			}
 			// It begins again.
