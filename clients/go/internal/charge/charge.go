@@ -163,31 +163,40 @@ func (c *Charges) rest() (isClosing bool) {
 	}
 }
 
+// item is what one bucket is charged.
+type item struct {
+	bucket Bucket
+	charge charge
+}
+
 // due returns what is due, or all that is open.
-func (c *Charges) due(all bool) map[Bucket]charge {
+func (c *Charges) due(all bool) (due []item) {
 	now := time.Now()
-	due := make(map[Bucket]charge)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for bucket, charge := range c.open {
 		if all || !charge.due.After(now) {
-			due[bucket] = charge
+			due = append(due, item{bucket, charge})
 		}
 	}
 	return due
 }
 
 // takeAll takes what is due, a few buckets at a time.
-func (c *Charges) takeAll(due map[Bucket]charge) {
+func (c *Charges) takeAll(due []item) {
 	var calls sync.WaitGroup
-	places := make(chan struct{}, mostCalls)
-	for bucket, charge := range due {
-		places <- struct{}{}
+	next := make(chan item)
+	for range min(mostCalls, len(due)) {
 		calls.Go(func() {
-			c.take(bucket, charge)
-			<-places
+			for one := range next {
+				c.take(one.bucket, one.charge)
+			}
 		})
 	}
+	for _, one := range due {
+		next <- one
+	}
+	close(next)
 	calls.Wait()
 }
 

@@ -390,7 +390,7 @@ func TestAForgottenSmartBucketHasNoGoroutine(t *testing.T) {
 // counting counts what the metrics are told.
 type counting struct {
 	tollgate.NoMetrics
-	used, refused, charged atomic.Int64
+	used, refused atomic.Int64
 }
 
 func (c *counting) SmartTokens(used, refused int64) {
