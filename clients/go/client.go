@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
+	"github.com/tollgate/tollgate/clients/go/internal/charge"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
+	"github.com/tollgate/tollgate/clients/go/internal/smart"
 	"github.com/tollgate/tollgate/clients/go/internal/throttle"
 )
 
@@ -19,6 +22,8 @@ type Client struct {
 	refusals refusals
 	log      throttle.Log
 	leases   *lease.Leases
+	smart    *smart.Buckets
+	charges  *charge.Charges
 }
 
 func newClient(backend backend, settings settings) *Client {
@@ -26,13 +31,20 @@ func newClient(backend backend, settings settings) *Client {
 		backend:  backend,
 		settings: settings,
 		leases:   lease.New(backend, settings.clientID, settings.metrics, settings.logger),
+		smart:    smart.New(settings.metrics),
+		charges:  charge.New(chargeBy(backend), settings.metrics, settings.logger),
 	}
 }
 
-// Close releases all leases, so that others get them at once, and closes the connections. It takes
-// up to five seconds if no node answers. Later requests are left to the fallback.
+// Close releases all leases, so that others get them at once, tries once more to [Client.Charge] what
+// is not charged yet, ends the smart buckets, and closes the connections. It takes up to five seconds
+// if no node answers. Later requests are left to the fallback.
 func (c *Client) Close() {
-	c.leases.Close()
+	c.smart.Close()
+	var closing sync.WaitGroup
+	closing.Go(c.leases.Close)
+	closing.Go(c.charges.Close)
+	closing.Wait()
 	c.backend.close()
 }
 
@@ -94,7 +106,7 @@ func (c *Client) decideInTime(ctx context.Context, request Request, start time.T
 		request.maxWait, request.deadline = waiting.left(), waiting.answer()
 		decision, err := c.decide(ctx, &request)
 		// The debt shrinks no faster than what is left: too long now is too long later.
-		if err != nil || decision.Granted || decision.RetryAfter == 0 || decision.debt > waiting.left() {
+		if err != nil || decision.Granted || decision.RetryAfter == 0 || decision.debt() > waiting.left() {
 			return decision, err
 		}
 		pause, ok := waiting.pause(decision.RetryAfter)

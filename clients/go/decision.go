@@ -6,6 +6,7 @@ import (
 
 	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/pb/quotaservice"
+	"github.com/tollgate/tollgate/clients/go/internal/smart"
 )
 
 // Decision is the answer to a request.
@@ -28,8 +29,16 @@ type Decision struct {
 	// Who has decided.
 	DecidedBy DecidedBy
 
-	// How long the bucket takes to pay its debt, which a request waits for at least.
-	debt time.Duration
+	// Where the bucket stands after the answer.
+	level smart.Level
+}
+
+// debt is how long the bucket takes to pay its debt, which a request waits for at least.
+func (d *Decision) debt() time.Duration {
+	if !d.level.IsKnown() {
+		return 0
+	}
+	return seconds(-d.level.Available / d.level.Rate)
 }
 
 // Reason says why a request was refused.
@@ -128,7 +137,7 @@ func invalid(message string) error {
 
 // fromResponse is the answer of a node, as a decision.
 func fromResponse(response *quotaservice.AllowResponse) (Decision, error) {
-	decision := Decision{DecidedBy: ByNode}
+	decision := Decision{DecidedBy: ByNode, level: levelOf(response)}
 	if response.Degraded {
 		decision.DecidedBy = ByDegradedNode
 	}
@@ -158,17 +167,15 @@ func fromResponse(response *quotaservice.AllowResponse) (Decision, error) {
 		reason = ReasonBanned
 	}
 	decision.Reason, decision.RetryAfter = reason, millis(response.RetryAfterMillis)
-	decision.debt = debtOf(response)
 	return decision, nil
 }
 
-// debtOf says how long a bucket takes to pay its debt. Of a share, or without a limit that counts,
-// nothing is known.
-func debtOf(response *quotaservice.AllowResponse) time.Duration {
-	if response.Degraded || response.Shadow || response.Banned || !(response.FillRate > 0) {
-		return 0
+// levelOf says where a bucket stands. Of a share, or without a limit that counts, nothing is known.
+func levelOf(response *quotaservice.AllowResponse) smart.Level {
+	if response.Degraded || response.Shadow || response.Banned {
+		return smart.Level{}
 	}
-	return seconds(-response.TokensAvailable / response.FillRate)
+	return smart.NewLevel(response.TokensAvailable, response.FillRate, float64(response.Size))
 }
 
 // millis is a number of milliseconds, 0 at least.

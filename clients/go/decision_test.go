@@ -39,14 +39,14 @@ func TestTheDebtOfARefusal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return decision.debt
+		return decision.debt()
 	}
 	for _, one := range []struct {
 		tokens, rate float64
 		debt         time.Duration
 	}{
 		{-5, 2, 2500 * time.Millisecond}, {5, 2, 0}, {0, 0, 0}, {-1, 0, 0}, {-1, -1, 0},
-		{math.NaN(), 1, 0}, {-1, math.NaN(), 0}, {math.Inf(-1), 1, longest}, {-1, 1e-300, longest},
+		{math.NaN(), 1, 0}, {-1, math.NaN(), 0}, {math.Inf(-1), 1, 0}, {-1, 1e-300, longest},
 	} {
 		if found := debt(one.tokens, one.rate); found != one.debt {
 			t.Errorf("%+v: %v", one, found)

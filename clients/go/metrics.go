@@ -27,6 +27,10 @@ type Metrics interface {
 	Lease(resource string, wants, capacity float64)
 	// RefreshFailed tells that the leases could not be refreshed.
 	RefreshFailed()
+	// SmartTokens tells how many tokens of smart buckets were used, and how many were refused.
+	SmartTokens(used, refused int64)
+	// Charged tells that tokens were taken for what was charged.
+	Charged(tokens int64)
 }
 
 // NoMetrics are told, and do nothing.
@@ -39,6 +43,8 @@ func (NoMetrics) CallFailed(reason string)                       {}
 func (NoMetrics) AddNodes(known, called int)                     {}
 func (NoMetrics) Lease(resource string, wants, capacity float64) {}
 func (NoMetrics) RefreshFailed()                                 {}
+func (NoMetrics) SmartTokens(used, refused int64)                {}
+func (NoMetrics) Charged(tokens int64)                           {}
 
 // answered tells the metrics of an answer.
 func answered(metrics Metrics, namespace string, decision *Decision, err error) {

@@ -12,7 +12,9 @@
 //	// Without an error, call the database.
 //
 // A client that makes many calls leases a share of a resource's capacity instead, and limits itself
-// to it, without a call for each use: see [Client.RateLimiter], [Client.Gauge] and [Client.Capacity].
+// to it, without a call for each use: see [Client.RateLimiter], [Client.Gauge] and [Client.Capacity]. Or
+// it takes tokens of a bucket ahead of need: see [Client.SmartBucket]. What a call has cost beyond its
+// tokens is charged afterwards: see [Client.Charge].
 //
 // The packages below take tokens before each call of a gRPC client (tollgategrpc), before each
 // request that an HTTP client makes or an HTTP server handles (tollgatehttp), and show the metrics

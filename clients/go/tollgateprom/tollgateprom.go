@@ -13,6 +13,8 @@
 //	| tollgate_client_failed_calls_total | reason | calls to nodes that have failed: timeout, unreachable, overloaded, forbidden, not_configured, error |
 //	| tollgate_client_lease_wants, tollgate_client_lease_capacity | resource | what the client asked for at the last refresh, and what it may use |
 //	| tollgate_client_failed_refreshes_total | | refreshes of the leases that have failed |
+//	| tollgate_client_smart_tokens_total | outcome | tokens of smart buckets: used, or refused |
+//	| tollgate_client_charged_tokens_total | | tokens that were taken for charges |
 //	| tollgate_client_nodes, tollgate_client_nodes_called | | the nodes that are known, and those that are called; the circuits of the others are open, or they do not answer yet |
 package tollgateprom
 
@@ -33,6 +35,8 @@ type Metrics struct {
 	requestSeconds, waitSeconds prometheus.Histogram
 	leaseWants, leaseCapacity   *prometheus.GaugeVec
 	failedRefreshes             prometheus.Counter
+	smartTokens                 *prometheus.CounterVec
+	chargedTokens               prometheus.Counter
 	knownNodes, calledNodes     prometheus.Gauge
 	collectors                  []prometheus.Collector
 
@@ -73,12 +77,15 @@ func New() *Metrics {
 			[]string{"resource"}),
 		failedRefreshes: prometheus.NewCounter(counter("failed_refreshes_total",
 			"Refreshes of the leases that have failed.")),
-		knownNodes:  prometheus.NewGauge(gauge("nodes", "Nodes that are known.")),
-		calledNodes: prometheus.NewGauge(gauge("nodes_called", "Nodes that are called.")),
+		smartTokens: prometheus.NewCounterVec(counter("smart_tokens_total", "Tokens of smart buckets."),
+			[]string{"outcome"}),
+		chargedTokens: prometheus.NewCounter(counter("charged_tokens_total", "Tokens that were taken for charges.")),
+		knownNodes:    prometheus.NewGauge(gauge("nodes", "Nodes that are known.")),
+		calledNodes:   prometheus.NewGauge(gauge("nodes_called", "Nodes that are called.")),
 	}
 	m.collectors = []prometheus.Collector{
 		m.requests, m.failedCalls, m.requestSeconds, m.waitSeconds, m.leaseWants, m.leaseCapacity,
-		m.failedRefreshes, m.knownNodes, m.calledNodes,
+		m.failedRefreshes, m.smartTokens, m.chargedTokens, m.knownNodes, m.calledNodes,
 	}
 	return m
 }
@@ -143,3 +150,12 @@ func (m *Metrics) Lease(resource string, wants, capacity float64) {
 
 // RefreshFailed counts a failed refresh.
 func (m *Metrics) RefreshFailed() { m.failedRefreshes.Inc() }
+
+// SmartTokens counts the tokens of smart buckets.
+func (m *Metrics) SmartTokens(used, refused int64) {
+	m.smartTokens.WithLabelValues("used").Add(float64(used))
+	m.smartTokens.WithLabelValues("refused").Add(float64(refused))
+}
+
+// Charged counts tokens that were charged.
+func (m *Metrics) Charged(tokens int64) { m.chargedTokens.Add(float64(tokens)) }

@@ -15,7 +15,8 @@ func TestTheScenariosOfTheTableAreThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	directories := map[string]string{
-		"": ".", "lease.": "../lease", "tollgatehttp.": "../../tollgatehttp", "tollgategrpc.": "../../tollgategrpc",
+		"": ".", "lease.": "../lease", "smart.": "../smart", "charge.": "../charge",
+		"tollgatehttp.": "../../tollgatehttp", "tollgategrpc.": "../../tollgategrpc",
 	}
 	named := regexp.MustCompile("`(\\w+\\.)?(Test\\w+)`").FindAllStringSubmatch(string(table), -1)
 	if len(named) < 30 {
