@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
+	"github.com/tollgate/tollgate/clients/go/internal/hold"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 	"github.com/tollgate/tollgate/clients/go/internal/throttle"
 )
@@ -19,6 +21,9 @@ type Client struct {
 	refusals refusals
 	log      throttle.Log
 	leases   *lease.Leases
+	// Refused hits, by resource and domain.
+	refusedHits refusals
+	holds       *hold.Holds
 }
 
 func newClient(backend backend, settings settings) *Client {
@@ -26,13 +31,17 @@ func newClient(backend backend, settings settings) *Client {
 		backend:  backend,
 		settings: settings,
 		leases:   lease.New(backend, settings.clientID, settings.metrics, settings.logger),
+		holds:    newHolds(backend, settings),
 	}
 }
 
-// Close releases all leases, so that others get them at once, and closes the connections. It takes
-// up to five seconds if no node answers. Later requests are left to the fallback.
+// Close releases all leases and holds, so that others get them at once, and closes the connections. It
+// takes up to five seconds if no node answers. Later requests are left to the fallback.
 func (c *Client) Close() {
+	var closing sync.WaitGroup
+	closing.Go(c.holds.Close)
 	c.leases.Close()
+	closing.Wait()
 	c.backend.close()
 }
 

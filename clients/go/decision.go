@@ -87,13 +87,14 @@ const (
 )
 
 // RefusedError is the error of [Client.Acquire] for a request that was refused, or whose tokens would
-// come later than the caller wants to wait.
+// come later than the caller wants to wait; and that of [Client.Hits] and [Client.Hold].
 type RefusedError struct{ Decision Decision }
 
 func (e *RefusedError) Error() string { return "refused: " + e.Decision.Reason.String() }
 
 // NoDecisionError says that no node has decided, and that no fallback is set. By errors.Is, it is
-// [ErrTimeout], [ErrUnreachable], [ErrOverloaded], [ErrForbidden], [ErrClosed] or [ErrFailed].
+// [ErrTimeout], [ErrUnreachable], [ErrOverloaded], [ErrForbidden], [ErrNotConfigured], [ErrClosed] or
+// [ErrFailed].
 type NoDecisionError struct{ cause error }
 
 func (e *NoDecisionError) Error() string { return "no decision: " + e.cause.Error() }

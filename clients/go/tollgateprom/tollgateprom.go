@@ -8,8 +8,11 @@
 //
 //	| metric | labels | meaning |
 //	| tollgate_client_requests_total | namespace, outcome, decided_by | requests. outcome: granted, refused, invalid, no_decision. namespace is empty if the request is invalid or the limits have no such bucket. decided_by: node, degraded_node, remembered, fallback, nobody |
+//	| tollgate_client_tenant_requests_total | kind, outcome, decided_by | requests for hits or copies. kind: hits, hold; outcome and decided_by as above |
+//	| tollgate_client_held_copies | | the copies that are held |
+//	| tollgate_client_lost_holds_total | | holds that were lost |
 //	| tollgate_client_request_seconds | | how long it took until a node had decided, or none would; a histogram |
-//	| tollgate_client_wait_seconds | | how long Acquire took; a histogram |
+//	| tollgate_client_wait_seconds | | how long Acquire, Hits or Hold took; a histogram |
 //	| tollgate_client_failed_calls_total | reason | calls to nodes that have failed: timeout, unreachable, overloaded, forbidden, not_configured, error |
 //	| tollgate_client_lease_wants, tollgate_client_lease_capacity | resource | what the client asked for at the last refresh, and what it may use |
 //	| tollgate_client_failed_refreshes_total | | refreshes of the leases that have failed |
@@ -32,6 +35,9 @@ type Metrics struct {
 	leaseWants, leaseCapacity   *prometheus.GaugeVec
 	failedRefreshes             prometheus.Counter
 	knownNodes, calledNodes     prometheus.Gauge
+	tenantRequests              *prometheus.CounterVec
+	heldCopies                  prometheus.Gauge
+	lostHolds                   prometheus.Counter
 	collectors                  []prometheus.Collector
 }
 
@@ -61,7 +67,7 @@ func New() *Metrics {
 			[]string{"reason"}),
 		requestSeconds: prometheus.NewHistogram(histogram("request_seconds",
 			"Time until a node had decided, or none would.")),
-		waitSeconds: prometheus.NewHistogram(histogram("wait_seconds", "Time that Acquire took.")),
+		waitSeconds: prometheus.NewHistogram(histogram("wait_seconds", "Time that Acquire, Hits or Hold took.")),
 		leaseWants: prometheus.NewGaugeVec(gauge("lease_wants", "What was asked for at the last refresh."),
 			[]string{"resource"}),
 		leaseCapacity: prometheus.NewGaugeVec(gauge("lease_capacity", "What may be used of a resource."),
@@ -70,10 +76,14 @@ func New() *Metrics {
 			"Refreshes of the leases that have failed.")),
 		knownNodes:  prometheus.NewGauge(gauge("nodes", "Nodes that are known.")),
 		calledNodes: prometheus.NewGauge(gauge("nodes_called", "Nodes that are called.")),
+		tenantRequests: prometheus.NewCounterVec(counter("tenant_requests_total", "Requests for hits or copies."),
+			[]string{"kind", "outcome", "decided_by"}),
+		heldCopies: prometheus.NewGauge(gauge("held_copies", "Copies that are held.")),
+		lostHolds:  prometheus.NewCounter(counter("lost_holds_total", "Holds that were lost.")),
 	}
 	m.collectors = []prometheus.Collector{
 		m.requests, m.failedCalls, m.requestSeconds, m.waitSeconds, m.leaseWants, m.leaseCapacity,
-		m.failedRefreshes, m.knownNodes, m.calledNodes,
+		m.failedRefreshes, m.knownNodes, m.calledNodes, m.tenantRequests, m.heldCopies, m.lostHolds,
 	}
 	return m
 }
@@ -120,3 +130,14 @@ func (m *Metrics) Lease(resource string, wants, capacity float64) {
 
 // RefreshFailed counts a failed refresh.
 func (m *Metrics) RefreshFailed() { m.failedRefreshes.Inc() }
+
+// TenantAnswered counts a request for hits or copies.
+func (m *Metrics) TenantAnswered(kind, outcome, decidedBy string) {
+	m.tenantRequests.WithLabelValues(kind, outcome, decidedBy).Inc()
+}
+
+// AddHeldCopies counts copies that are held.
+func (m *Metrics) AddHeldCopies(more int64) { m.heldCopies.Add(float64(more)) }
+
+// HoldLost counts a hold that was lost.
+func (m *Metrics) HoldLost() { m.lostHolds.Inc() }
