@@ -161,7 +161,7 @@ libraries() {
   local target node address
   target=$(realpath "${CARGO_TARGET_DIR:-target}")
   cargo build --locked -p tollgate-server
-  TOLLGATE_ALONE=1 scripts/test-python.sh tests/scenarios/test_storm.py
+  TOLLGATE_ALONE=1 scripts/test-python.sh -n 0 tests/scenarios/test_storm.py
   TOLLGATE_ALONE=1 scripts/test-go.sh -run FaultAfterFault
   TOLLGATE_BINARY=$target/debug/tollgate go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
   "$target/debug/tollgate" serve --limits config/limits.yaml --log-format json \

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 # shellcheck source=scripts/lib-install.sh
 . scripts/lib-install.sh
-install_missing redis-server:redis-server jq:jq protoc:protobuf-compiler cc:gcc
+install_missing redis-server:redis-server jq:jq protoc:protobuf-compiler cc:gcc curl:curl
 
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 export TOLLGATE_BINARY=${TOLLGATE_BINARY:-$target/debug/tollgate}
@@ -67,9 +67,12 @@ failed_tests() {
     sort -u
 }
 
-# As in scripts/run-tests.py: those that have failed run again, and are red unless they pass twice.
+# As in scripts/run-tests.py: those that have failed run again, and are red unless they pass twice. Not
+# if a data race was found, or a program has ended before all of its tests.
 run_failed_again() {
   local package test flaky=()
+  ! jq -r 'select(.Action == "output") | .Output' "$work/log" |
+    grep -E '^(WARNING: DATA RACE|panic: |fatal error: )' || return 1
   while IFS=$'\t' read -r package test; do
     [ "$test" != - ] || continue
     printf '\nrun again: %s %s\n' "$package" "$test"
@@ -103,10 +106,8 @@ protoc -Iproto --plugin="$work/protoc-gen-go" --go_out="$work/service/other" \
   --http-listen 127.0.0.1:0 2>"$work/node.log" &
 node=$!
 trap 'kill $node; rm -rf "$work"' EXIT
-address=''
 for _ in $(seq 100); do
-  address=$(jq -r 'select(.message == "serving") | .grpc' "$work/node.log")
-  [ -z "$address" ] || break
+  read -r address http < <(jq -r 'select(.message == "serving") | "\(.grpc) \(.http)"' "$work/node.log") && break
   sleep 0.1
 done
 sed -i "s/127.0.0.1:10990/$address/" "$work/service/main.go"
@@ -121,3 +122,5 @@ sed -i "s/127.0.0.1:10990/$address/" "$work/service/main.go"
   go run . | tee output
   grep -q 'now read from the database' output
 )
+# The node has decided, not the fallback.
+curl -fsS "http://$http/metrics" | grep 'tollgate_decisions_total{.*bucket="users".*outcome="granted"} 1$'

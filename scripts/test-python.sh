@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests the Python client library: types, unit tests, the scenarios of clients/README.md against
-# real nodes, and the built wheel in an environment of its own. Installs missing packages on Debian
+# real nodes, and the built wheel and sdist in an environment of its own. Installs missing packages on Debian
 # or Ubuntu (as root, or with sudo), and Python packages with pip.
 #
 #   scripts/test-python.sh [PYTEST ARGUMENT...]
@@ -67,16 +67,19 @@ rm -rf "$target/python/pytest"
 (
   cd clients/python
   "$target/python/test/bin/python" -m mypy --cache-dir "$target/python/mypy"
-  run_tests "$@" || run_failed_again
+  # Most of the time, a test waits.
+  run_tests -n 4 "$@" || run_failed_again
 )
 
-say "Python client library: wheel"
+say "Python client library: wheel and sdist"
 rm -rf "$target/python/dist"
 "$target/python/test/bin/python" -m build --outdir "$target/python/dist" "$source/clients/python" \
   >"$target/python/build.log" 2>&1 || {
   cat "$target/python/build.log" >&2
   exit 1
 }
-new_environment wheel
-pip_install wheel "$target"/python/dist/*.whl
-(cd "$target/python" && wheel/bin/python -I "$source/clients/python/tests/try_wheel.py")
+for package in "$target"/python/dist/*; do
+  new_environment package
+  pip_install package "$package"
+  (cd "$target/python" && package/bin/python -I "$source/clients/python/tests/try_wheel.py")
+done

@@ -66,8 +66,8 @@ func (c *Client) Allow(ctx context.Context, namespace, bucket string, options ..
 // that time is over. It takes MaxWait and the deadline at most. Without MaxWait, it waits as long as
 // the bucket's own limit has a request wait.
 //
-// A deadline of the context bounds the wait, too: the question and the wait together end before it.
-// If the context ends first all the same, its error is returned, and tokens that were granted are
+// A deadline of the context bounds the wait, too: the answer gets three quarters of the time at most,
+// and what is left is for the wait. If the context ends first all the same, its error is returned, and tokens that were granted are
 // lost.
 func (c *Client) Acquire(ctx context.Context, namespace, bucket string, options ...RequestOption) (Decision, error) {
 	start := time.Now()
@@ -89,9 +89,8 @@ func (c *Client) decideInTime(ctx context.Context, request Request, start time.T
 	isPatient := request.hasMaxWait()
 	if end, ok := ctx.Deadline(); ok {
 		// What is left after the answer.
-		left := time.Until(end)
-		request.deadline = max(min(c.deadline(&request), left), 1)
-		left = max(left-request.deadline, 0)
+		request.deadline = c.deadline(ctx, &request)
+		left := max(time.Until(end)-request.deadline, 0)
 		if !isPatient || left < request.maxWait {
 			request.maxWait = left
 		}
@@ -99,7 +98,7 @@ func (c *Client) decideInTime(ctx context.Context, request Request, start time.T
 	if !isPatient {
 		return c.decide(ctx, &request)
 	}
-	waiting := waiting{start, request.maxWait, c.deadline(&request)}
+	waiting := waiting{start, request.maxWait, c.deadline(ctx, &request)}
 	for {
 		request.maxWait, request.deadline = waiting.left(), waiting.answer()
 		decision, err := c.decide(ctx, &request)
@@ -119,7 +118,7 @@ func (c *Client) decideInTime(ctx context.Context, request Request, start time.T
 
 // decide asks once.
 func (c *Client) decide(ctx context.Context, request *Request) (Decision, error) {
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(ctx.Err(), request.check()); err != nil {
 		return Decision{}, err
 	}
 	if refusal, ok := c.refusals.get(request, time.Now()); ok {
@@ -140,7 +139,7 @@ func (c *Client) decide(ctx context.Context, request *Request) (Decision, error)
 
 func (c *Client) ask(ctx context.Context, request *Request) (Decision, error) {
 	start := time.Now()
-	answerCtx, cancel := context.WithTimeout(ctx, c.deadline(request))
+	answerCtx, cancel := context.WithTimeout(ctx, c.deadline(ctx, request))
 	defer cancel()
 	response, err := c.backend.allow(answerCtx, request.message())
 	c.settings.metrics.Asked(time.Since(start))
@@ -171,12 +170,17 @@ func (c *Client) fallBack(request *Request, refusal Decision, err error) (Decisi
 	return fallback.decide(request.Tokens, time.Now()), nil
 }
 
-// deadline is the time for an answer.
-func (c *Client) deadline(request *Request) time.Duration {
+// deadline is the time for an answer: three quarters of what the context leaves at most, so that there
+// is time for the fallback, and for a short wait.
+func (c *Client) deadline(ctx context.Context, request *Request) time.Duration {
+	deadline := c.settings.deadline
 	if request.deadline > 0 {
-		return min(request.deadline, longestDeadline)
+		deadline = min(request.deadline, longestDeadline)
 	}
-	return c.settings.deadline
+	if end, ok := ctx.Deadline(); ok {
+		deadline = max(min(deadline, time.Until(end)/4*3), 1)
+	}
+	return deadline
 }
 
 // report tells the metrics and the application of an answer.

@@ -36,7 +36,7 @@ type Decision struct {
 type Reason int
 
 const (
-	// The request was granted.
+	// It was not: it was granted, or there is no decision.
 	NotRefused Reason = iota
 	// The bucket, or the fallback's rate, has not enough tokens within the accepted wait.
 	ReasonLimit
@@ -55,7 +55,7 @@ const (
 func (r Reason) String() string {
 	switch r {
 	case NotRefused:
-		return "granted"
+		return "not refused"
 	case ReasonLimit:
 		return "the limit is reached"
 	case ReasonBanned:
@@ -111,6 +111,8 @@ var (
 	ErrUnreachable = fault.ErrUnreachable
 	// The nodes are overloaded.
 	ErrOverloaded = fault.ErrOverloaded
+	// The limits do not have what is asked for.
+	ErrNotConfigured = fault.ErrNotConfigured
 	// The nodes do not allow this client to ask, by their access file.
 	ErrForbidden = fault.ErrForbidden
 	// The client was closed.

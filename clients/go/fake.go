@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tollgate/tollgate/clients/go/internal/pb/doorman"
@@ -28,7 +29,13 @@ type Fake struct {
 }
 
 // FakeAnswer is how a [Fake] answers.
-type FakeAnswer func(*quotaservice.AllowRequest) (*quotaservice.AllowResponse, error)
+type FakeAnswer struct {
+	to func(*quotaservice.AllowRequest) (*quotaservice.AllowResponse, error)
+}
+
+func answerBy(to func(*quotaservice.AllowRequest) (*quotaservice.AllowResponse, error)) FakeAnswer {
+	return FakeAnswer{to}
+}
 
 // FakeGrant grants the tokens.
 func FakeGrant() FakeAnswer { return FakeGrantAfter(0) }
@@ -36,12 +43,12 @@ func FakeGrant() FakeAnswer { return FakeGrantAfter(0) }
 // FakeGrantAfter grants the tokens after a wait, if the request accepts it.
 func FakeGrantAfter(wait time.Duration) FakeAnswer {
 	millis := millisUp(wait)
-	return func(request *quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
+	return answerBy(func(request *quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
 		if most := request.MaxWaitMillisOverride; request.MaxWaitTimeOverride && millis > most {
 			return refuse(quotaservice.AllowResponse_REJECTED_TIMEOUT, millis-most)
 		}
 		return &quotaservice.AllowResponse{TokensGranted: request.TokensRequested, WaitMillis: millis}, nil
-	}
+	})
 }
 
 // FakeRefuse refuses the request, and says when to try again; 0 means never.
@@ -52,12 +59,12 @@ func FakeRefuse(retryAfter time.Duration) FakeAnswer {
 // FakeRate grants so many tokens a second, and up to burst at once.
 func FakeRate(perSecond float64, burst int64) FakeAnswer {
 	rate := newRate(perSecond, burst)
-	return func(request *quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
+	return answerBy(func(request *quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
 		if retryAfter, ok := rate.take(request.TokensRequested, time.Now()); !ok {
 			return refuse(quotaservice.AllowResponse_REJECTED_TIMEOUT, millisUp(retryAfter))
 		}
 		return &quotaservice.AllowResponse{TokensGranted: request.TokensRequested}, nil
-	}
+	})
 }
 
 // FakeNoBucket says that there is no such bucket.
@@ -73,13 +80,15 @@ func FakeInvalid() FakeAnswer {
 // FakeNoNode is no answer: what happens next is up to the client's fallback. As the answer of
 // [NewFake], it is one to leases, too.
 func FakeNoNode() FakeAnswer {
-	return func(*quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) { return nil, ErrUnreachable }
+	return answerBy(func(*quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
+		return nil, ErrUnreachable
+	})
 }
 
 func fakeRefusal(status quotaservice.AllowResponse_Status, retryAfterMillis int64) FakeAnswer {
-	return func(*quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
+	return answerBy(func(*quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
 		return refuse(status, retryAfterMillis)
-	}
+	})
 }
 
 func refuse(status quotaservice.AllowResponse_Status, retryAfterMillis int64) (*quotaservice.AllowResponse, error) {
@@ -106,7 +115,7 @@ func NewFake(answer FakeAnswer) *Fake {
 
 // Client makes a client of this fake.
 func (f *Fake) Client(options ...Option) *Client {
-	return newClient(fakeBackend{f}, newSettings(options))
+	return newClient(&fakeBackend{Fake: f}, newSettings(options))
 }
 
 // Answer sets the answer for one bucket.
@@ -132,9 +141,15 @@ func (f *Fake) Capacity(resource string, capacity float64) {
 }
 
 // fakeBackend has a fake answer.
-type fakeBackend struct{ *Fake }
+type fakeBackend struct {
+	*Fake
+	isClosed atomic.Bool
+}
 
-func (f fakeBackend) allow(_ context.Context, request *quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
+func (f *fakeBackend) allow(_ context.Context, request *quotaservice.AllowRequest) (*quotaservice.AllowResponse, error) {
+	if f.isClosed.Load() {
+		return nil, ErrClosed
+	}
 	bucket := [2]string{request.Namespace, request.BucketName}
 	f.mu.Lock()
 	answer, ok := f.answers[bucket]
@@ -143,13 +158,13 @@ func (f fakeBackend) allow(_ context.Context, request *quotaservice.AllowRequest
 	}
 	f.asked[bucket] = append(f.asked[bucket], request.TokensRequested)
 	f.mu.Unlock()
-	return answer(request)
+	return answer.to(request)
 }
 
-func (f fakeBackend) GetCapacity(_ context.Context, request *doorman.GetCapacityRequest) (*doorman.GetCapacityResponse, error) {
+func (f *fakeBackend) GetCapacity(_ context.Context, request *doorman.GetCapacityRequest) (*doorman.GetCapacityResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, err := f.byDefault(&quotaservice.AllowRequest{}); err != nil {
+	if _, err := f.byDefault.to(&quotaservice.AllowRequest{}); err != nil {
 		return nil, err
 	}
 	response := &doorman.GetCapacityResponse{}
@@ -167,10 +182,10 @@ func (f fakeBackend) GetCapacity(_ context.Context, request *doorman.GetCapacity
 	return response, nil
 }
 
-func (f fakeBackend) ReleaseCapacity(context.Context, *doorman.ReleaseCapacityRequest) (*doorman.ReleaseCapacityResponse, error) {
+func (f *fakeBackend) ReleaseCapacity(context.Context, *doorman.ReleaseCapacityRequest) (*doorman.ReleaseCapacityResponse, error) {
 	return &doorman.ReleaseCapacityResponse{}, nil
 }
 
-func (f fakeBackend) remembersRefusals() bool { return false }
+func (f *fakeBackend) remembersRefusals() bool { return false }
 
-func (f fakeBackend) close() {}
+func (f *fakeBackend) close() { f.isClosed.Store(true) }

@@ -103,7 +103,7 @@ func (f *Fake) grant(resource, domain string, most, fewest int64) (granted, retr
 	answer := f.answerOf(resource, domain)
 	f.mu.Unlock()
 	for _, count := range []int64{most, fewest} {
-		response, err := answer(&quotaservice.AllowRequest{
+		response, err := answer.to(&quotaservice.AllowRequest{
 			Namespace: resource, BucketName: domain, TokensRequested: count, MaxWaitTimeOverride: true,
 		})
 		if err != nil {
@@ -125,7 +125,10 @@ func (f *Fake) grant(resource, domain string, most, fewest int64) (granted, retr
 	return 0, retryAfterMillis, nil
 }
 
-func (f fakeBackend) Hits(_ context.Context, request *throttle.ThrottleRequest) (*throttle.ThrottleResponse, error) {
+func (f *fakeBackend) Hits(_ context.Context, request *throttle.ThrottleRequest) (*throttle.ThrottleResponse, error) {
+	if f.isClosed.Load() {
+		return nil, ErrClosed
+	}
 	granted, retryAfter, err := f.grant(request.Resource, request.Domain, request.Copies, request.MinCopies)
 	if err != nil {
 		return nil, err
@@ -138,7 +141,10 @@ func (f fakeBackend) Hits(_ context.Context, request *throttle.ThrottleRequest) 
 	return &throttle.ThrottleResponse{Granted: granted}, nil
 }
 
-func (f fakeBackend) Reserve(_ context.Context, request *holds.ReserveRequest) (*holds.ReserveResponse, error) {
+func (f *fakeBackend) Reserve(_ context.Context, request *holds.ReserveRequest) (*holds.ReserveResponse, error) {
+	if f.isClosed.Load() {
+		return nil, ErrClosed
+	}
 	granted, retryAfter, err := f.grant(request.Resource, request.Domain, request.Copies, request.MinCopies)
 	if err != nil {
 		return nil, err
@@ -174,7 +180,7 @@ func (f fakeBackend) Reserve(_ context.Context, request *holds.ReserveRequest) (
 	return &holds.ReserveResponse{Granted: granted}, nil
 }
 
-func (f fakeBackend) KeepAlive(_ context.Context, request *holds.KeepAliveRequest) (*holds.KeepAliveResponse, error) {
+func (f *fakeBackend) KeepAlive(_ context.Context, request *holds.KeepAliveRequest) (*holds.KeepAliveResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.tenants.end(time.Now())
@@ -186,7 +192,7 @@ func (f fakeBackend) KeepAlive(_ context.Context, request *holds.KeepAliveReques
 			domain = session.hold.Domain
 		}
 		renewed := &holds.RenewedSession{}
-		if _, err := f.answerOf(asked.Resource, domain)(&quotaservice.AllowRequest{}); err == nil {
+		if _, err := f.answerOf(asked.Resource, domain).to(&quotaservice.AllowRequest{}); err == nil {
 			renewed.Resource, renewed.Session = asked.Resource, asked.Session
 			if session != nil {
 				session.ends = endOf(asked.TtlMillis)
@@ -199,7 +205,7 @@ func (f fakeBackend) KeepAlive(_ context.Context, request *holds.KeepAliveReques
 	return response, nil
 }
 
-func (f fakeBackend) EndSession(_ context.Context, request *holds.EndSessionRequest) (ended bool, err error) {
+func (f *fakeBackend) EndSession(_ context.Context, request *holds.EndSessionRequest) (ended bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.tenants.sessions, [2]string{request.Resource, request.Session})

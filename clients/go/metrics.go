@@ -57,12 +57,15 @@ func answered(metrics Metrics, namespace string, decision *Decision, err error) 
 		metrics.Answered("", "invalid", string(ByNode))
 	case err != nil:
 		metrics.Answered(namespace, "no_decision", "nobody")
-	case decision.Granted:
-		metrics.Answered(namespace, "granted", string(decision.DecidedBy))
-	case decision.Reason == ReasonNoBucket:
-		// Names that the limits do not know may come from users, in any number.
-		metrics.Answered("", "refused", string(decision.DecidedBy))
 	default:
-		metrics.Answered(namespace, "refused", string(decision.DecidedBy))
+		// Names that the limits do not know may come from users, in any number.
+		if decision.Reason == ReasonNoBucket {
+			namespace = ""
+		}
+		outcome := "refused"
+		if decision.Granted {
+			outcome = "granted"
+		}
+		metrics.Answered(namespace, outcome, string(decision.DecidedBy))
 	}
 }

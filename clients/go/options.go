@@ -85,16 +85,22 @@ func FromEnv(options ...Option) (*Client, error) {
 
 func newSettings(options []Option) settings {
 	settings := settings{
-		deadline: defaultDeadline,
 		fallbacks: fallbacks{
 			namespaces: map[string]Fallback{}, buckets: map[[2]string]Fallback{},
 			resources: map[string]Fallback{},
 		},
-		metrics: NoMetrics{},
-		logger:  slog.Default(),
 	}
 	for _, option := range options {
 		option(&settings)
+	}
+	if settings.deadline <= 0 {
+		settings.deadline = defaultDeadline
+	}
+	if settings.metrics == nil {
+		settings.metrics = NoMetrics{}
+	}
+	if settings.logger == nil {
+		settings.logger = slog.Default()
 	}
 	if settings.clientID == "" {
 		host, err := os.Hostname()
@@ -125,10 +131,10 @@ func WithTokenFile(path string) Option { return func(s *settings) { s.files.Toke
 // time; by default host name, process id and a random number.
 func WithClientID(id string) Option { return func(s *settings) { s.clientID = id } }
 
-// WithDeadline sets how long to wait for an answer before the fallback decides; by default 200 ms. It
+// WithDeadline sets how long to wait for an answer before the fallback decides; by default, and with 0, 200 ms. It
 // includes connecting, and asking another node when one fails.
 func WithDeadline(deadline time.Duration) Option {
-	return func(s *settings) { s.deadline = min(max(deadline, 1), longestDeadline) }
+	return func(s *settings) { s.deadline = min(deadline, longestDeadline) }
 }
 
 // WithFallback sets what decides when no node does. Without it, that is an error.

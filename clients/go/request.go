@@ -2,6 +2,7 @@ package tollgate
 
 import (
 	"time"
+	"unicode/utf8"
 
 	"github.com/tollgate/tollgate/clients/go/internal/pb/quotaservice"
 )
@@ -37,10 +38,11 @@ func MaxWait(maxWait time.Duration) RequestOption {
 	return func(r *Request) { r.maxWait = max(maxWait, 0) }
 }
 
-// Deadline sets how long to wait for an answer, instead of the client's deadline. The wait for the
-// tokens comes on top of it.
+// Deadline sets how long to wait for an answer, instead of the client's deadline, which 0 stands for.
+// The wait for the tokens comes on top of it. A deadline of the context counts, too: the answer gets
+// three quarters of that time at most.
 func Deadline(deadline time.Duration) RequestOption {
-	return func(r *Request) { r.deadline = max(deadline, 1) }
+	return func(r *Request) { r.deadline = deadline }
 }
 
 // NotCritical leaves what the bucket keeps in reserve for critical requests.
@@ -57,6 +59,22 @@ func newRequest(namespace, bucket string, options []RequestOption) Request {
 		request.Tokens = 1
 	}
 	return request
+}
+
+// longestName is longer than any name that a node takes.
+const longestName = 4096
+
+// check finds mistakes that a node can't be told: it would not get the request.
+func (r *Request) check() error {
+	switch {
+	case !utf8.ValidString(r.Namespace) || !utf8.ValidString(r.Bucket):
+		return invalid("a name is not UTF-8")
+	case len(r.Namespace) > longestName || len(r.Bucket) > longestName:
+		return invalid("a name is too long")
+	case r.Tokens < 0:
+		return invalid("a negative number of tokens")
+	}
+	return nil
 }
 
 func (r *Request) hasMaxWait() bool { return r.maxWait >= 0 }

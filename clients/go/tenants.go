@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"time"
 	"unicode/utf8"
-
-	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
 const (
@@ -19,9 +17,6 @@ const (
 	// Copies can stay held for so long without a renewal.
 	leastTTL, mostTTL = time.Second, 24 * time.Hour
 )
-
-// ErrNotConfigured says that the limits do not have the resource, to be found with errors.Is.
-var ErrNotConfigured = fault.ErrNotConfigured
 
 // TenantRequest is what is asked for on behalf of a domain: a user, or a tenant.
 type TenantRequest struct {
@@ -85,6 +80,8 @@ func newTenantRequest(resource, domain string, options []TenantOption) (TenantRe
 	switch {
 	case !utf8.ValidString(resource) || !utf8.ValidString(domain):
 		return r, invalid("the name of a resource or a domain is not UTF-8")
+	case len(resource) > longestName || len(domain) > longestName:
+		return r, invalid("the name of a resource or a domain is too long")
 	case r.Copies < 0 || r.MinCopies < 0:
 		return r, invalid(fmt.Sprintf("%d copies, %d at least", r.Copies, r.MinCopies))
 	case r.MinCopies > r.Copies:
@@ -142,14 +139,9 @@ func OnTenantRefused(callback func(TenantRequest, TenantDecision)) Option {
 
 // waitingOf is the time for a request. A deadline of the context bounds it, too.
 func (c *Client) waitingOf(ctx context.Context, request *TenantRequest, start time.Time) waiting {
-	maxWait, deadline := request.maxWait, c.settings.deadline
-	if request.deadline > 0 {
-		deadline = min(request.deadline, longestDeadline)
-	}
+	maxWait, deadline := request.maxWait, c.deadline(ctx, &Request{deadline: request.deadline})
 	if end, ok := ctx.Deadline(); ok {
-		left := time.Until(end)
-		deadline = max(min(deadline, left), 1)
-		maxWait = min(maxWait, max(left-deadline, 0))
+		maxWait = min(maxWait, max(time.Until(end)-deadline, 0))
 	}
 	return waiting{start, maxWait, deadline}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -58,7 +59,7 @@ func TestRefusalsOfCopies(t *testing.T) {
 type mistaken struct{ fakeBackend }
 
 func TestTenantRequestsWithMistakesAreNotSent(t *testing.T) {
-	client := newClient(mistaken{}, newSettings([]Option{WithFallback(FallbackAllow)}))
+	client := newClient(&mistaken{}, newSettings([]Option{WithFallback(FallbackAllow)}))
 	defer client.Close()
 	for name, one := range map[string]struct {
 		resource, domain string
@@ -66,6 +67,7 @@ func TestTenantRequestsWithMistakesAreNotSent(t *testing.T) {
 	}{
 		"the resource is not UTF-8": {"\xff", "acme", nil},
 		"the domain is not UTF-8":   {"sandbox", "\xff", nil},
+		"a long name":               {strings.Repeat("a", longestName+1), "acme", nil},
 		"more at least than asked":  {"sandbox", "acme", []TenantOption{MinCopies(2)}},
 		"a negative number":         {"sandbox", "acme", []TenantOption{Copies(-1)}},
 		"a negative least number":   {"sandbox", "acme", []TenantOption{MinCopies(-1)}},
@@ -374,8 +376,9 @@ func TestAClientThatIsClosedLetsGo(t *testing.T) {
 		if !errors.Is(err, ErrClosed) || !errors.As(err, &none) {
 			t.Fatal(err)
 		}
-		// Hits have no need of what was closed.
-		hits(t, client)
+		if _, err := client.Hits(t.Context(), "sandbox", "acme"); !errors.Is(err, ErrClosed) {
+			t.Fatal(err)
+		}
 		client.Close()
 	})
 }

@@ -66,7 +66,7 @@ func (q *Quota) StreamClient() grpc.StreamClientInterceptor {
 // UnaryServer takes a token before each call that a server handles.
 func (q *Quota) UnaryServer() grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		if err := q.take(ctx, info.FullMethod); err != nil {
+		if err := q.admit(ctx, info.FullMethod); err != nil {
 			return nil, err
 		}
 		return handle(ctx, request)
@@ -76,11 +76,21 @@ func (q *Quota) UnaryServer() grpc.UnaryServerInterceptor {
 // StreamServer takes a token before each stream that a server handles.
 func (q *Quota) StreamServer() grpc.StreamServerInterceptor {
 	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		if err := q.take(stream.Context(), info.FullMethod); err != nil {
+		if err := q.admit(stream.Context(), info.FullMethod); err != nil {
 			return err
 		}
 		return handle(server, stream)
 	}
+}
+
+// admit takes a token for a call of somebody else.
+func (q *Quota) admit(ctx context.Context, method string) error {
+	err := q.take(ctx, method)
+	if status.Code(err) == codes.Unavailable {
+		// Why there is no decision is not for everybody.
+		return status.Error(codes.Unavailable, "no decision")
+	}
+	return err
 }
 
 // take takes a token for a call, or returns its status.

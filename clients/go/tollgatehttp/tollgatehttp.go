@@ -42,7 +42,8 @@ func Middleware(client *tollgate.Client, bucketOf BucketOf, options ...tollgate.
 				return
 			}
 			setRetryAfter(w.Header(), err)
-			http.Error(w, err.Error(), statusOf(err))
+			text, status := answerTo(err)
+			http.Error(w, text, status)
 		})
 	}
 }
@@ -100,6 +101,13 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return refusal(r, refused), nil
 }
 
+// CloseIdleConnections closes those of the transport below, as http.Client expects it.
+func (t *transport) CloseIdleConnections() {
+	if base, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		base.CloseIdleConnections()
+	}
+}
+
 // refusal is the response to a request that is not made.
 func refusal(r *http.Request, err error) *http.Response {
 	text := err.Error()
@@ -118,15 +126,16 @@ func refusal(r *http.Request, err error) *http.Response {
 	return response
 }
 
-func statusOf(err error) int {
+func answerTo(err error) (text string, status int) {
 	var refused *tollgate.RefusedError
 	switch {
 	case errors.As(err, &refused):
-		return http.StatusTooManyRequests
+		return err.Error(), http.StatusTooManyRequests
 	case errors.Is(err, tollgate.ErrInvalid):
-		return http.StatusBadRequest
+		return err.Error(), http.StatusBadRequest
 	default:
-		return http.StatusServiceUnavailable
+		// Why there is no decision is not for everybody.
+		return "no decision", http.StatusServiceUnavailable
 	}
 }
 

@@ -51,7 +51,7 @@ func TestMiddleware(t *testing.T) {
 		{"never", nil, 429, "", "refused: the limit is reached\n"},
 		{"later", nil, 429, "1", "refused: the limit is reached\n"},
 		{"later", []tollgate.RequestOption{tollgate.MaxWait(time.Second)}, 200, "", "hello"},
-		{"nobody", nil, 503, "", "no decision: no node can be reached\n"},
+		{"nobody", nil, 503, "", "no decision\n"},
 		{"invalid", nil, 400, "", "invalid request: a name is malformed, or the number of tokens or the wait is out of range\n"},
 	} {
 		client := fake.Client()

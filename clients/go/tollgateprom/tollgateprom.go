@@ -7,7 +7,7 @@
 // All clients of a process can share them. The metrics are
 //
 //	| metric | labels | meaning |
-//	| tollgate_client_requests_total | namespace, outcome, decided_by | requests. outcome: granted, refused, invalid, no_decision. namespace is empty if the request is invalid or the limits have no such bucket. decided_by: node, degraded_node, remembered, fallback, nobody |
+//	| tollgate_client_requests_total | namespace, outcome, decided_by | requests. outcome: granted, refused, invalid, no_decision. namespace is empty if the request is invalid or the limits have no such bucket, and beyond the first 1000. decided_by: node, degraded_node, remembered, fallback, nobody |
 //	| tollgate_client_tenant_requests_total | kind, outcome, decided_by | requests for hits or copies. kind: hits, hold; outcome and decided_by as above |
 //	| tollgate_client_held_copies | | the copies that are held |
 //	| tollgate_client_lost_holds_total | | holds that were lost |
@@ -20,6 +20,8 @@
 package tollgateprom
 
 import (
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,6 +41,9 @@ type Metrics struct {
 	heldCopies                  prometheus.Gauge
 	lostHolds                   prometheus.Counter
 	collectors                  []prometheus.Collector
+
+	namespaces         sync.Map
+	numberOfNamespaces atomic.Int64
 }
 
 var (
@@ -102,9 +107,27 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
+// mostNamespaces is the most that have labels of their own: names may come from users.
+const mostNamespaces = 1000
+
 // Answered counts a request.
 func (m *Metrics) Answered(namespace, outcome, decidedBy string) {
-	m.requests.WithLabelValues(namespace, outcome, decidedBy).Inc()
+	m.requests.WithLabelValues(m.label(namespace), outcome, decidedBy).Inc()
+}
+
+// label returns the namespace, or nothing if there are too many.
+func (m *Metrics) label(namespace string) string {
+	if _, known := m.namespaces.Load(namespace); known {
+		return namespace
+	}
+	if m.numberOfNamespaces.Add(1) > mostNamespaces {
+		m.numberOfNamespaces.Add(-1)
+		return ""
+	}
+	if _, known := m.namespaces.LoadOrStore(namespace, nil); known {
+		m.numberOfNamespaces.Add(-1)
+	}
+	return namespace
 }
 
 // Asked records the time of a question.

@@ -35,7 +35,7 @@ def main() -> None:
                 asyncio.run(ask(address))
             finally:
                 node.kill()
-    print(f"the wheel of tollgate-client {tollgate_client.__version__} works")
+    print(f"tollgate-client {tollgate_client.__version__} works")
 
 
 async def ask(address: str) -> None:

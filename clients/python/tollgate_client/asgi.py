@@ -52,8 +52,9 @@ class QuotaMiddleware:
                 return await _answer(send, 429, str(error), error.retry_after)
             except InvalidRequestError as error:
                 return await _answer(send, 400, str(error), None)
-            except TollgateError as error:
-                return await _answer(send, 503, str(error), None)
+            except TollgateError:
+                # Why there is no decision is not for everybody.
+                return await _answer(send, 503, "no decision", None)
         await self._app(scope, receive, send)
 
 

@@ -45,7 +45,7 @@
 //!
 //! | metric | labels | meaning |
 //! |---|---|---|
-//! | `tollgate_client_requests_total` | `namespace`, `outcome`, `decided_by` | requests. `outcome`: `granted`, `refused`, `invalid`, `no_decision`. `namespace` is empty if the request is invalid or the limits have no such bucket. `decided_by`: `node`, `degraded_node`, `remembered`, `fallback`, `nobody` |
+//! | `tollgate_client_requests_total` | `namespace`, `outcome`, `decided_by` | requests. `outcome`: `granted`, `refused`, `invalid`, `no_decision`. `namespace` is empty if the request is invalid or the limits have no such bucket, and beyond the first 1000. `decided_by`: `node`, `degraded_node`, `remembered`, `fallback`, `nobody` |
 //! | `tollgate_client_tenant_requests_total` | `kind`, `outcome`, `decided_by` | requests for hits (`kind` is `hits`) and copies (`hold`); the other labels as above |
 //! | `tollgate_client_request_seconds` | | how long it took until a node had decided, or none would; a histogram |
 //! | `tollgate_client_wait_seconds` | | how long [`Client::acquire`], [`Client::hits`] and [`Client::hold`] took, a histogram |

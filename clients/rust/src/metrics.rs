@@ -2,7 +2,9 @@
 //! `metrics`, and nowhere without one.
 #![expect(clippy::disallowed_macros, reason = "the metrics of the library are all here")]
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{LazyLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::decision::{DecidedBy, Decision, Error, NoAnswer, Reason, Refusal};
@@ -24,9 +26,27 @@ pub(crate) fn answered(namespace: &str, answer: &Result<Decision, Error>) {
     };
     metrics::counter!(
         "tollgate_client_requests_total",
-        "namespace" => namespace.to_owned(), "outcome" => outcome, "decided_by" => decided_by
+        "namespace" => label(namespace), "outcome" => outcome, "decided_by" => decided_by
     )
     .increment(1);
+}
+
+/// The most namespaces that have labels of their own: names may come from users.
+const MOST_NAMESPACES: usize = 1000;
+
+/// The namespace; empty if there are too many.
+fn label(namespace: &str) -> String {
+    static KNOWN: LazyLock<RwLock<HashSet<String>>> = LazyLock::new(RwLock::default);
+    let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);
+    if known.contains(namespace) {
+        return namespace.to_owned();
+    }
+    if known.len() >= MOST_NAMESPACES {
+        return String::new();
+    }
+    drop(known);
+    KNOWN.write().unwrap_or_else(PoisonError::into_inner).insert(namespace.to_owned());
+    namespace.to_owned()
 }
 
 /// A request of the application for hits or copies was answered. Names of resources and domains may
@@ -132,4 +152,17 @@ pub(crate) fn lease(resource: &str, wants: f64, capacity: f64) {
 /// The leases were not refreshed.
 pub(crate) fn refresh_failed() {
     metrics::counter!("tollgate_client_failed_refreshes_total").increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_labels_is_bounded() {
+        let labels: HashSet<_> =
+            (0..2 * MOST_NAMESPACES).map(|at| label(&at.to_string())).collect();
+        assert_eq!(labels.len(), MOST_NAMESPACES + 1);
+        assert_eq!((label("0"), label("1999")), ("0".to_owned(), String::new()));
+    }
 }

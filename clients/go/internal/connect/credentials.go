@@ -132,7 +132,7 @@ type transport struct{ credentials *Credentials }
 
 func (t transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	name := cmp.Or(t.credentials.serverName, authority)
-	return t.credentials.tls.get().ClientHandshake(ctx, name, conn)
+	return t.credentials.tls.get(ctx).ClientHandshake(ctx, name, conn)
 }
 
 func (t transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -152,8 +152,8 @@ func (t transport) OverrideServerName(string) error {
 // bearer sends the token with each call.
 type bearer struct{ credentials *Credentials }
 
-func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return b.credentials.token.get(), nil
+func (b bearer) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	return b.credentials.token.get(ctx), nil
 }
 
 // RequireTransportSecurity is false: a token that would leave the machine in the clear is warned of

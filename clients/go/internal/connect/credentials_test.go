@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -42,6 +43,38 @@ func TestAChangedTokenIsReadAgain(t *testing.T) {
 	write(t, path, "third")
 	time.Sleep(tokenInterval)
 	mustSend("third")
+}
+
+// A file system that hangs delays one call, up to its deadline, and no other.
+func TestAFileThatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	write(t, path, "one")
+	credentials, err := Load(Files{Token: path}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	// Whoever opens it to read waits for somebody who writes.
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(tokenInterval)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	for range 2 {
+		sent, err := bearer{credentials}.GetRequestMetadata(ctx)
+		if err != nil || sent["authorization"] != "Bearer one" {
+			t.Fatal(sent, err)
+		}
+	}
+	time.Sleep(tokenInterval)
+	// Nor does another call look at it meanwhile.
+	if sent, err := (bearer{credentials}).GetRequestMetadata(context.Background()); err != nil || sent["authorization"] != "Bearer one" {
+		t.Fatal(sent, err)
+	}
+	write(t, path, "second")
 }
 
 func TestUnusableFiles(t *testing.T) {

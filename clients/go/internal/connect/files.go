@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,10 +27,11 @@ type reloaded[T any] struct {
 	logger  *slog.Logger
 	log     throttle.Log
 
-	mu      sync.Mutex
-	looked  time.Time
-	seen    []os.FileInfo
-	current T
+	mu           sync.Mutex
+	looked       time.Time
+	seen         []os.FileInfo
+	current      T
+	isRefreshing bool
 }
 
 func (r *reloaded[T]) init() (err error) {
@@ -39,28 +41,49 @@ func (r *reloaded[T]) init() (err error) {
 }
 
 // get returns the present value, or the last one if the files can't be used any more. A change that
-// is half finished is one; the next call tries again.
-func (r *reloaded[T]) get() T {
+// is half finished is one; a later call tries again. It waits for a file no longer than the context
+// lasts, and not while another call does.
+func (r *reloaded[T]) get(ctx context.Context) T {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if now := time.Now(); now.Sub(r.looked) >= r.interval {
-		r.looked = now
-		r.refresh()
+	current, now := r.current, time.Now()
+	isDue := !r.isRefreshing && now.Sub(r.looked) >= r.interval
+	if isDue {
+		r.looked, r.isRefreshing = now, true
 	}
-	return r.current
+	r.mu.Unlock()
+	if !isDue {
+		return current
+	}
+	refreshed := make(chan T, 1)
+	go func() { refreshed <- r.refresh() }()
+	select {
+	case current = <-refreshed:
+	case <-ctx.Done():
+	}
+	return current
 }
 
-func (r *reloaded[T]) refresh() {
+func (r *reloaded[T]) refresh() T {
 	seen := look(r.paths)
-	if areSame(seen, r.seen) {
-		return
+	r.mu.Lock()
+	isSame := areSame(seen, r.seen)
+	r.mu.Unlock()
+	var value T
+	var err error
+	if !isSame {
+		value, err = r.load()
 	}
-	value, err := r.load()
-	if err == nil {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.isRefreshing = false
+	if err != nil {
+		if heldBack, ok := r.log.Pass(); ok {
+			r.logger.Error(r.message, "error", err, "held_back", heldBack)
+		}
+	} else if !isSame {
 		r.current, r.seen = value, seen
-	} else if heldBack, ok := r.log.Pass(); ok {
-		r.logger.Error(r.message, "error", err, "held_back", heldBack)
 	}
+	return r.current
 }
 
 // look returns what tells whether files have changed.

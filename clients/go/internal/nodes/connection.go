@@ -2,18 +2,22 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
 	"github.com/tollgate/tollgate/clients/go/internal/connect"
-	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
 // Call makes one call over a connection.
 type Call func(ctx context.Context, conn *grpc.ClientConn, options ...grpc.CallOption) error
+
+// errEnded is the error of a call whose connection has ended. The request was not sent.
+var errEnded = errors.New("the connection has ended")
 
 // connection can be replaced while calls are under way: the old one is closed after the last of
 // them.
@@ -69,12 +73,13 @@ func (c *connection) call(ctx context.Context, call Call) (hadStream bool, err e
 			if c.present.Load() != present {
 				continue
 			}
-			return false, fault.ErrClosed
+			return false, errEnded
 		}
 		defer present.calls.RUnlock()
 		// It is set when there is a stream.
 		var peer peer.Peer
-		err = call(ctx, present.conn, grpc.Peer(&peer))
+		// What the application sends with its own calls is not for the nodes.
+		err = call(metadata.NewOutgoingContext(ctx, metadata.MD{}), present.conn, grpc.Peer(&peer))
 		return peer.Addr != nil, err
 	}
 }

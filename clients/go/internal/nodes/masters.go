@@ -21,28 +21,33 @@ type masters struct {
 	// Whose credentials the master gets.
 	target connect.Target
 
-	mu    sync.Mutex
-	known *connection
+	mu       sync.Mutex
+	known    *connection
+	isClosed bool
 }
 
 // follow makes the server the master that another one names.
 func (m *masters) follow(mastership *doorman.Mastership) (*connection, error) {
-	m.forget()
-	if mastership.GetMasterAddress() == "" {
+	address := mastership.GetMasterAddress()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.isClosed {
+		return nil, fault.ErrClosed
+	}
+	if m.known != nil && m.known.address == address {
+		return m.known, nil
+	}
+	m.end()
+	if address == "" {
 		return nil, noMaster("the servers have no master at present")
 	}
-	target, err := m.target.With(mastership.GetMasterAddress())
+	target, err := m.target.With(address)
 	if err != nil {
 		return nil, noMaster(err.Error())
 	}
 	master, err := open(target, target.Address.String())
 	if err != nil {
 		return nil, noMaster(err.Error())
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.known != nil {
-		m.known.end()
 	}
 	m.known = master
 	return master, nil
@@ -56,9 +61,24 @@ func (m *masters) get() *connection {
 	return m.known
 }
 
-func (m *masters) forget() {
+// forget forgets a master that does not answer.
+func (m *masters) forget(master *connection) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.known == master {
+		m.end()
+	}
+}
+
+// close forgets the master, whoever it is, for ever.
+func (m *masters) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.isClosed = true
+	m.end()
+}
+
+func (m *masters) end() {
 	if m.known != nil {
 		m.known.end()
 		m.known = nil
@@ -119,7 +139,7 @@ func (p *Pool) callOnce(ctx context.Context, master *connection, call Call) (ret
 	}
 	p.settings.Metrics.CallFailed(fault.ReasonOf(result.err))
 	if result.retry || result.err == fault.ErrTimeout {
-		p.masters.forget()
+		p.masters.forget(master)
 	}
 	return result.retry, result.err
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/tollgate/tollgate/clients/go/internal/connect"
+	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
 // checkTimeout limits a check, including the connection.
@@ -49,20 +50,23 @@ func newNode(pool *Pool, target connect.Target, address string) (*node, error) {
 	return &node{pool: pool, name: name, connection: connection, opened: make(chan struct{}, 1)}, nil
 }
 
-// pass returns the permission to call the node now, if there is one.
-func (n *node) pass(now time.Time) (pass, bool) {
+// pass returns the permission to call the node now, or why there is none: nil if it may be called
+// soon.
+func (n *node) pass(now time.Time) (pass, error, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.ended {
-		return pass{}, false
+	if !n.ended {
+		if pass, ok := n.circuit.pass(now); ok {
+			return pass, nil, true
+		}
 	}
-	return n.circuit.pass(now)
-}
-
-func (n *node) status(now time.Time) (state state, isQuiet bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.circuit.state, n.circuit.isQuiet(now)
+	switch {
+	case n.circuit.state == connecting && !n.ended:
+		return pass{}, nil, false
+	case n.circuit.isQuiet(now):
+		return pass{}, fault.ErrOverloaded, false
+	}
+	return pass{}, fault.ErrUnreachable, false
 }
 
 func (n *node) isCalled() bool {

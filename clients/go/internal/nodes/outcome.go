@@ -39,8 +39,11 @@ func outcomeOf(ctx context.Context, err error, hadStream bool, had time.Duration
 	if err == nil {
 		return outcome{report: answered}
 	}
+	if err == errEnded {
+		return outcome{report: cancelled, err: fault.ErrUnreachable, retry: true}
+	}
 	answer := status.Convert(err)
-	if ctx.Err() != nil || answer.Code() == codes.DeadlineExceeded {
+	if ctx.Err() != nil {
 		if errors.Is(ctx.Err(), context.Canceled) || had < fairTime {
 			return outcome{report: cancelled, err: fault.ErrTimeout}
 		}
@@ -49,8 +52,9 @@ func outcomeOf(ctx context.Context, err error, hadStream bool, had time.Duration
 	of := func(kind error) error { return &fault.Error{Kind: kind, Message: answer.Message()} }
 	text := &fault.Error{Kind: fault.ErrFailed, Message: answer.Code().String() + ": " + answer.Message()}
 	switch answer.Code() {
-	// A resource that has the other kind of limits is a failed precondition.
-	case codes.InvalidArgument, codes.FailedPrecondition:
+	// A resource that has the other kind of limits is a failed precondition. A message that is too
+	// long is out of range.
+	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange:
 		return outcome{report: answered, err: &fault.Error{Kind: fault.ErrInvalid, Message: "invalid request: " + answer.Message()}}
 	case codes.NotFound:
 		return outcome{report: answered, err: of(fault.ErrNotConfigured)}
@@ -68,6 +72,12 @@ func outcomeOf(ctx context.Context, err error, hadStream bool, had time.Duration
 		if !hadStream {
 			return outcome{report: unreachable, err: fault.ErrUnreachable, retry: true}
 		}
+	case codes.DeadlineExceeded:
+		// The node, which knows the deadline, has given up a moment before this client.
+		if had < fairTime {
+			return outcome{report: cancelled, err: fault.ErrTimeout, retry: true, sent: true}
+		}
+		return outcome{report: failed, err: fault.ErrTimeout, retry: true, sent: true}
 	}
 	// A connection that broke, a node that stops, or no node at all. If the request was decided, its
 	// tokens are lost.

@@ -34,8 +34,7 @@ type Settings struct {
 // Pool has the nodes, and the goroutines that keep them.
 type Pool struct {
 	settings Settings
-	// Those that may be called.
-	nodes atomic.Pointer[[]*node]
+	view     atomic.Pointer[view]
 	// Where the search for a node begins.
 	next atomic.Uint64
 	// Told when a node may have become one that is called.
@@ -56,7 +55,7 @@ func Connect(targets []connect.Target, settings Settings) *Pool {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &Pool{settings: settings, byTarget: make([][]*node, len(targets)), stop: stop}
 	p.changed.init()
-	p.nodes.Store(&[]*node{})
+	p.view.Store(&view{})
 	p.next.Store(rand.Uint64N(1024))
 	p.masters.target = targets[0]
 	for place, target := range targets {
@@ -71,12 +70,20 @@ func (p *Pool) Close() {
 	p.stop()
 	p.changed.tell()
 	p.keepers.Wait()
-	p.masters.forget()
+	p.masters.close()
 }
 
 // Call calls one node after the other until one answers, or the context ends. An error is a *fault.Error or
 // one of its kinds.
 func (p *Pool) Call(ctx context.Context, call Call) error {
+	err := p.callOneAfterTheOther(ctx, call)
+	if err != nil && p.isClosed.Load() {
+		return fault.ErrClosed
+	}
+	return err
+}
+
+func (p *Pool) callOneAfterTheOther(ctx context.Context, call Call) error {
 	var tried []*node
 	// Of a request that may have arrived.
 	var arrived error
@@ -100,7 +107,7 @@ func (p *Pool) Call(ctx context.Context, call Call) error {
 		if result.sent {
 			arrived = result.err
 		}
-		if len(tried) >= max(len(*p.nodes.Load()), 2) {
+		if len(tried) >= max(len(p.view.Load().nodes), 2) {
 			return cmp.Or(arrived, result.err)
 		}
 	}
@@ -115,47 +122,50 @@ func (p *Pool) attempt(ctx context.Context, tried []*node) (*node, pass, error) 
 		if p.isClosed.Load() {
 			return nil, pass{}, fault.ErrClosed
 		}
-		nodes, first := *p.nodes.Load(), p.next.Add(1)
-		for _, again := range []bool{false, true} {
-			for at := range nodes {
-				node := nodes[(first+uint64(at))%uint64(len(nodes))]
-				if slices.Contains(tried, node) != again {
-					continue
-				}
-				if pass, ok := node.pass(time.Now()); ok {
-					return node, pass, nil
-				}
-			}
-		}
-		if err := p.whyNone(nodes); err != nil {
-			return nil, pass{}, err
+		node, pass, err := p.view.Load().find(p.next.Add(1), tried)
+		if node != nil || err != nil {
+			return node, pass, err
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, pass{}, fault.ErrTimeout
+			return nil, pass, fault.ErrTimeout
 		}
 	}
 }
 
-// whyNone says why no node can be called; nil if one may be, soon.
-func (p *Pool) whyNone(nodes []*node) error {
-	err := fault.ErrUnreachable
-	for _, node := range nodes {
-		state, isQuiet := node.status(time.Now())
-		if state == connecting {
-			return nil
-		}
-		if isQuiet {
-			err = fault.ErrOverloaded
+// view is what is known of all nodes.
+type view struct {
+	nodes []*node
+	// Whether each name was resolved once, or could not be.
+	isResolved bool
+}
+
+// find looks for a node that can be called, from the first one on; for one that was tried only if
+// there is no other. Otherwise it returns why there is none: nil if there may be one soon.
+func (v *view) find(first uint64, tried []*node) (*node, pass, error) {
+	why, mayConnect := fault.ErrUnreachable, !v.isResolved
+	for _, again := range []bool{false, true} {
+		for at := range v.nodes {
+			node := v.nodes[(first+uint64(at))%uint64(len(v.nodes))]
+			if slices.Contains(tried, node) != again {
+				continue
+			}
+			pass, err, ok := node.pass(time.Now())
+			switch {
+			case ok:
+				return node, pass, nil
+			case err == nil:
+				mayConnect = true
+			case err == fault.ErrOverloaded:
+				why = err
+			}
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if slices.ContainsFunc(p.byTarget, func(nodes []*node) bool { return nodes == nil }) {
-		return nil
+	if mayConnect {
+		why = nil
 	}
-	return err
+	return nil, pass{}, why
 }
 
 // publish takes the nodes of one target.
@@ -166,8 +176,8 @@ func (p *Pool) publish(place int, nodes []*node) {
 		return
 	}
 	p.byTarget[place] = nodes
-	all := slices.Concat(p.byTarget...)
-	p.nodes.Store(&all)
+	isNew := func(nodes []*node) bool { return nodes == nil }
+	p.view.Store(&view{slices.Concat(p.byTarget...), !slices.ContainsFunc(p.byTarget, isNew)})
 	p.changed.tell()
 }
 

@@ -48,6 +48,23 @@ func TestTLSWithACertificateOfTheClient(t *testing.T) {
 	mustBe(t, ask(t, client, "a", "b").DecidedBy, tollgate.ByNode)
 }
 
+func TestACertificateThatIsReplaced(t *testing.T) {
+	t.Parallel()
+	ca, other := testkit.NewAuthority(t), testkit.NewAuthority(t)
+	own, mine, stranger := ca.Server(t, "own"), ca.Client(t, "mine"), other.Client(t, "stranger")
+	node := testkit.StartNode(t, open, "--tls-cert-file", own.Cert, "--tls-key-file", own.Key,
+		"--tls-client-ca-file", ca.File)
+	client := connect(t, "https://"+node.GRPC, tollgate.WithCAFile(ca.File),
+		tollgate.WithCertificate(stranger.Cert, stranger.Key), tollgate.WithFallback(tollgate.FallbackDeny))
+	mustBe(t, ask(t, client, "a", "b").DecidedBy, tollgate.ByFallback)
+	for from, to := range map[string]string{mine.Cert: stranger.Cert, mine.Key: stranger.Key} {
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	askUntilDecidedBy(t, client, tollgate.ByNode)
+}
+
 // newToken returns a new token and its hash.
 func newToken(t *testing.T) (token, hash string) {
 	t.Helper()

@@ -75,8 +75,11 @@ def test_each_answer_of_a_node(connect, start):
 
 def test_a_mistake_of_the_caller_is_an_error_whatever_the_fallback(connect, start):
     client = connect(start(LIMITS).grpc, fallback=Fallback.ALLOW)
-    with pytest.raises(InvalidRequestError):
-        client.allow("a", "b\n")
+    for name in ("b\n", "\udcff", "x" * (5 << 20)):
+        # As often as would open a circuit.
+        for _ in range(3):
+            with pytest.raises(InvalidRequestError):
+                client.allow("a", name)
     for options in ({"tokens": -1}, {"max_wait": -1.0}, {"deadline": float("nan")}):
         with pytest.raises(InvalidRequestError):
             client.allow("a", "slow", **options)

@@ -25,6 +25,15 @@ _OVERLOAD_PAUSE = 0.2
 _DETAILS = "grpc-status-details-bin"
 
 
+_MISTAKES = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    # A resource with limits of the other kind.
+    grpc.StatusCode.FAILED_PRECONDITION,
+    # A message that is too long.
+    grpc.StatusCode.OUT_OF_RANGE,
+)
+
+
 class Failure(NamedTuple):
     """Why a call has no answer."""
 
@@ -39,8 +48,7 @@ class Failure(NamedTuple):
 def failure(error: grpc.RpcError, seconds: float) -> Failure:
     """The failure of a call that took so long."""
     code, details = error.code(), error.details() or ""
-    # The latter is a resource with limits of the other kind.
-    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
+    if code in _MISTAKES:
         return Failure(ANSWERED, None, True, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         report = FAILED if seconds >= _FAIR_TIME else CANCELLED

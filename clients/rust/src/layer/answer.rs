@@ -44,20 +44,25 @@ pub(super) fn to(headers: &HeaderMap, why: &NoToken) -> Response<Full<Bytes>> {
         NoToken::Late => None,
     };
     let (status, code) = why.codes();
+    let text = match code {
+        // Why there is no decision is not for everybody.
+        Code::Unavailable => "no decision".to_owned(),
+        _ => why.to_string(),
+    };
     if let Some(grpc_type) = grpc_type(headers) {
         let status = match retry_after {
             Some(_) => {
                 let details = ErrorDetails::with_retry_info(retry_after);
-                Status::with_error_details(code, why.to_string(), details)
+                Status::with_error_details(code, text, details)
             }
-            None => Status::new(code, why.to_string()),
+            None => Status::new(code, text),
         };
         let mut response = status.into_http();
         // A client of gRPC-Web accepts its own type only.
         response.headers_mut().insert(CONTENT_TYPE, grpc_type.clone());
         return response;
     }
-    let mut response = Response::new(Full::from(why.to_string()));
+    let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

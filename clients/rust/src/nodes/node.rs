@@ -234,8 +234,9 @@ impl Drop for Attempt {
 pub(super) fn failure(status: Status) -> (Report, Failure) {
     let text = || format!("{:?}: {}", status.code(), status.message());
     match status.code() {
-        // A resource that has the other kind of limits is a failed precondition.
-        Code::InvalidArgument | Code::FailedPrecondition => {
+        // A resource that has the other kind of limits is a failed precondition. A message that is too
+        // long is out of range.
+        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => {
             (Report::Answered, Failure::Invalid(status.message().to_owned()))
         }
         Code::NotFound => {

@@ -85,8 +85,13 @@ async fn a_mistake_of_the_caller_is_an_error_whatever_the_fallback() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     let client = builder(&[node.grpc]).fallback(Fallback::Allow).build().unwrap();
-    let error = client.allow(Request::new("a", "b\n")).await.unwrap_err();
-    assert!(matches!(error, Error::Invalid(_)), "{error}");
+    for name in ["b\n", &*"x".repeat(5 << 20)] {
+        // As often as would open a circuit.
+        for _ in 0..3 {
+            let error = client.allow(Request::new("a", name)).await.unwrap_err();
+            assert!(matches!(error, Error::Invalid(_)), "{error}");
+        }
+    }
     // No bucket is a mistake of the limits.
     let grant = granted(client.allow(Request::new("a", "unknown").tokens(7)).await);
     assert_eq!((grant.tokens, grant.decided_by), (7, DecidedBy::Fallback));
