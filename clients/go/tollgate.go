@@ -14,6 +14,9 @@
 // A client that makes many calls leases a share of a resource's capacity instead, and limits itself
 // to it, without a call for each use: see [Client.RateLimiter], [Client.Gauge] and [Client.Capacity].
 //
+// What each user or tenant may use of a resource is asked for with [Client.Hits], or held for a while:
+// see [Client.Hold].
+//
 // The packages below take tokens before each call of a gRPC client (tollgategrpc), before each
 // request that an HTTP client makes or an HTTP server handles (tollgatehttp), and show the metrics
 // to Prometheus (tollgateprom).

@@ -272,17 +272,27 @@ func (a *Attempt) Succeed(answer Answer) (*Hold, error) {
 	}
 	session, grantedAt, mayLiveUntil := a.session, a.grantedAt, a.mayLiveUntil
 	session.begin(answer)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.isClosed {
+	if !a.keep(func(k *keeper, now time.Time) { k.hold(session, grantedAt, mayLiveUntil, now) }) {
 		// What was granted goes with the end of the attempt.
 		session.end()
 		return nil, fault.ErrClosed
 	}
+	return &Hold{session}, nil
+}
+
+// keep ends the attempt, and tells the keeper of its hold, unless the client is
+// closed.
+func (a *Attempt) keep(event event) bool {
+	h := a.holds
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.isClosed {
+		return false
+	}
 	a.isOver = true
 	h.attempts--
-	h.tell(func(k *keeper, now time.Time) { k.hold(session, grantedAt, mayLiveUntil, now) })
-	return &Hold{session}, nil
+	h.tell(event)
+	return true
 }
 
 // End ends the attempt. If it has no copies, a session that a node may know is

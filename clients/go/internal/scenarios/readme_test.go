@@ -15,7 +15,7 @@ func TestTheScenariosOfTheTableAreThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	directories := map[string]string{
-		"": ".", "lease.": "../lease", "tollgatehttp.": "../../tollgatehttp", "tollgategrpc.": "../../tollgategrpc",
+		"": ".", "tollgate.": "../..", "lease.": "../lease", "tollgatehttp.": "../../tollgatehttp", "tollgategrpc.": "../../tollgategrpc",
 	}
 	named := regexp.MustCompile("`(\\w+\\.)?(Test\\w+)`").FindAllStringSubmatch(string(table), -1)
 	if len(named) < 30 {
