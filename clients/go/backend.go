@@ -5,14 +5,18 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/tollgate/tollgate/clients/go/internal/hold"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 	"github.com/tollgate/tollgate/clients/go/internal/nodes"
 	"github.com/tollgate/tollgate/clients/go/internal/pb/quotaservice"
+	"github.com/tollgate/tollgate/clients/go/internal/pb/throttle"
 )
 
 // backend answers: nodes, or a fake. Contexts have the time for an answer.
 type backend interface {
 	lease.Caller
+	hold.Caller
+	Hits(ctx context.Context, request *throttle.ThrottleRequest) (*throttle.ThrottleResponse, error)
 	allow(ctx context.Context, request *quotaservice.AllowRequest) (*quotaservice.AllowResponse, error)
 	// remembersRefusals says whether the client does. With a fake, each request is asked.
 	remembersRefusals() bool

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tollgate/tollgate/clients/go/internal/charge"
+	"github.com/tollgate/tollgate/clients/go/internal/hold"
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 	"github.com/tollgate/tollgate/clients/go/internal/smart"
 	"github.com/tollgate/tollgate/clients/go/internal/throttle"
@@ -24,6 +25,9 @@ type Client struct {
 	leases   *lease.Leases
 	smart    *smart.Buckets
 	charges  *charge.Charges
+	// Refused hits, by resource and domain.
+	refusedHits refusals
+	holds       *hold.Holds
 }
 
 func newClient(backend backend, settings settings) *Client {
@@ -31,18 +35,21 @@ func newClient(backend backend, settings settings) *Client {
 		backend:  backend,
 		settings: settings,
 		leases:   lease.New(backend, settings.clientID, settings.metrics, settings.logger),
+		holds:    newHolds(backend, settings),
 		smart:    smart.New(settings.metrics),
 		charges:  charge.New(chargeBy(backend), settings.metrics, settings.logger),
 	}
 }
 
-// Close releases all leases, so that others get them at once, tries once more to [Client.Charge] what
-// is not charged yet, ends the smart buckets, and closes the connections. It takes up to five seconds
-// if no node answers. Later requests are left to the fallback.
+// Close releases all leases and holds, so that others get them at once, tries once more to
+// [Client.Charge] what is not charged yet, ends the smart buckets, and closes the connections. It takes
+// up to five seconds if no node answers. Later requests are left to the fallback. Callbacks, loggers and
+// metrics must not call it: it waits for them.
 func (c *Client) Close() {
 	c.smart.Close()
 	var closing sync.WaitGroup
 	closing.Go(c.leases.Close)
+	closing.Go(c.holds.Close)
 	closing.Go(c.charges.Close)
 	closing.Wait()
 	c.backend.close()

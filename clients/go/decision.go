@@ -96,7 +96,7 @@ const (
 )
 
 // RefusedError is the error of [Client.Acquire] for a request that was refused, or whose tokens would
-// come later than the caller wants to wait.
+// come later than the caller wants to wait; and that of [Client.Hits] and [Client.Hold].
 type RefusedError struct{ Decision Decision }
 
 func (e *RefusedError) Error() string { return "refused: " + e.Decision.Reason.String() }

@@ -25,6 +25,7 @@ type Fake struct {
 	answers    map[[2]string]FakeAnswer
 	asked      map[[2]string][]int64
 	capacities map[string]float64
+	tenants    fakeTenants
 }
 
 // FakeAnswer is how a [Fake] answers.
@@ -108,6 +109,7 @@ func NewFake(answer FakeAnswer) *Fake {
 	return &Fake{
 		byDefault: answer, answers: map[[2]string]FakeAnswer{},
 		asked: map[[2]string][]int64{}, capacities: map[string]float64{},
+		tenants: newFakeTenants(),
 	}
 }
 

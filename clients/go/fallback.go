@@ -8,7 +8,8 @@ import (
 
 // Fallback decides when no node does: there is no answer in time, no node can be reached, a node
 // answers with an error, the nodes can't reach the shared state and their policy is to refuse, or
-// the limits have no bucket of the name.
+// the limits have no bucket or resource of the name. Of hits and copies, it grants the fewest that the
+// request accepts.
 type Fallback interface {
 	decide(tokens int64, now time.Time) Decision
 }
@@ -96,6 +97,15 @@ type fallbacks struct {
 	everything Fallback
 	namespaces map[string]Fallback
 	buckets    map[[2]string]Fallback
+	// Of hits and holds.
+	resources map[string]Fallback
+}
+
+func (f *fallbacks) ofResource(resource string) Fallback {
+	if fallback, ok := f.resources[resource]; ok {
+		return fallback
+	}
+	return f.everything
 }
 
 func (f *fallbacks) get(namespace, bucket string) Fallback {

@@ -14,9 +14,12 @@ type Metrics interface {
 	// "no_decision", decidedBy one of [DecidedBy] or "nobody". The namespace is empty if the request
 	// is invalid, or the limits have no such bucket.
 	Answered(namespace, outcome, decidedBy string)
+	// TenantAnswered tells that a request for hits or copies was answered: kind is "hits" or "hold", the
+	// others are as above. Names of resources and domains may be many.
+	TenantAnswered(kind, outcome, decidedBy string)
 	// Asked tells how long it took until a node had decided, or none would.
 	Asked(time.Duration)
-	// Waited tells how long [Client.Acquire] took.
+	// Waited tells how long [Client.Acquire], [Client.Hits] or [Client.Hold] took.
 	Waited(time.Duration)
 	// CallFailed tells that a call to a node has failed: "timeout", "unreachable", "overloaded",
 	// "forbidden", "not_configured" or "error".
@@ -31,12 +34,17 @@ type Metrics interface {
 	SmartTokens(used, refused int64)
 	// Charged tells that tokens were taken for what was charged.
 	Charged(tokens int64)
+	// AddHeldCopies tells that more copies are held; negative numbers are fewer.
+	AddHeldCopies(more int64)
+	// HoldLost tells that the application has lost copies that it held.
+	HoldLost()
 }
 
 // NoMetrics are told, and do nothing.
 type NoMetrics struct{}
 
 func (NoMetrics) Answered(namespace, outcome, decidedBy string)  {}
+func (NoMetrics) TenantAnswered(kind, outcome, decidedBy string) {}
 func (NoMetrics) Asked(time.Duration)                            {}
 func (NoMetrics) Waited(time.Duration)                           {}
 func (NoMetrics) CallFailed(reason string)                       {}
@@ -45,6 +53,8 @@ func (NoMetrics) Lease(resource string, wants, capacity float64) {}
 func (NoMetrics) RefreshFailed()                                 {}
 func (NoMetrics) SmartTokens(used, refused int64)                {}
 func (NoMetrics) Charged(tokens int64)                           {}
+func (NoMetrics) AddHeldCopies(more int64)                       {}
+func (NoMetrics) HoldLost()                                      {}
 
 // answered tells the metrics of an answer.
 func answered(metrics Metrics, namespace string, decision *Decision, err error) {

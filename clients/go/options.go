@@ -29,8 +29,10 @@ type settings struct {
 	fallbacks     fallbacks
 	onRefused     func(Request, Decision)
 	onSoftLimited func(Request, Decision)
-	metrics       Metrics
-	logger        *slog.Logger
+	// Of hits and holds.
+	onTenantRefused func(TenantRequest, TenantDecision)
+	metrics         Metrics
+	logger          *slog.Logger
 }
 
 // Option is a setting of a client.
@@ -85,6 +87,7 @@ func newSettings(options []Option) settings {
 	settings := settings{
 		fallbacks: fallbacks{
 			namespaces: map[string]Fallback{}, buckets: map[[2]string]Fallback{},
+			resources: map[string]Fallback{},
 		},
 	}
 	for _, option := range options {

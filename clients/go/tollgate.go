@@ -16,6 +16,9 @@
 // it takes tokens of a bucket ahead of need: see [Client.SmartBucket]. What a call has cost beyond its
 // tokens is charged afterwards: see [Client.Charge].
 //
+// What each user or tenant may use of a resource is asked for with [Client.Hits], or held for a while:
+// see [Client.Hold].
+//
 // The packages below take tokens before each call of a gRPC client (tollgategrpc), before each
 // request that an HTTP client makes or an HTTP server handles (tollgatehttp), and show the metrics
 // to Prometheus (tollgateprom).

@@ -41,6 +41,13 @@ func (w *waiting) pause(retryAfter time.Duration) (time.Duration, bool) {
 	return min(seconds(max(retryAfter, leastPause).Seconds()*part), left), true
 }
 
+// pauseOfGuess is the same if retryAfter is a guess: there is a last attempt at the end of the wait.
+func (w *waiting) pauseOfGuess(retryAfter time.Duration) (time.Duration, bool) {
+	left := w.left()
+	part := 0.75 + rand.Float64()/2
+	return min(max(seconds(retryAfter.Seconds()*part), leastPause), left), left > 0
+}
+
 // sleep waits, or returns the error of the context if that ends before.
 func sleep(ctx context.Context, wait time.Duration) error {
 	if wait <= 0 {

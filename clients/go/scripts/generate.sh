@@ -16,9 +16,10 @@ module=$(go list -m)
 
 # Each message has a name of its own, and so has each file: a program may link other code that was
 # generated from the same protobuf files, and a name can be registered only once.
-for name in quotaservice doorman; do
+for source in quotaservice.proto doorman.proto tollgate/v1/throttle.proto tollgate/v1/holds.proto; do
+  name=$(basename "$source" .proto)
   mkdir -p "$work/tollgate_client_go" "$out/$name"
-  sed "s/^package $name;/package tollgate_client_go.$name;/" "../../proto/$name.proto" \
+  sed "s/^package .*;/package tollgate_client_go.$name;/" "../../proto/$source" \
     >"$work/tollgate_client_go/$name.proto"
   file=tollgate_client_go/$name.proto
   protoc -I"$work" --plugin="$work/protoc-gen-go" --go_out="$out" \

@@ -8,8 +8,11 @@
 //
 //	| metric | labels | meaning |
 //	| tollgate_client_requests_total | namespace, outcome, decided_by | requests. outcome: granted, refused, invalid, no_decision. namespace is empty if the request is invalid or the limits have no such bucket, and beyond the first 1000. decided_by: node, degraded_node, remembered, fallback, nobody |
+//	| tollgate_client_tenant_requests_total | kind, outcome, decided_by | requests for hits or copies. kind: hits, hold; outcome and decided_by as above |
+//	| tollgate_client_held_copies | | the copies that are held |
+//	| tollgate_client_lost_holds_total | | holds that were lost |
 //	| tollgate_client_request_seconds | | how long it took until a node had decided, or none would; a histogram |
-//	| tollgate_client_wait_seconds | | how long Acquire took; a histogram |
+//	| tollgate_client_wait_seconds | | how long Acquire, Hits or Hold took; a histogram |
 //	| tollgate_client_failed_calls_total | reason | calls to nodes that have failed: timeout, unreachable, overloaded, forbidden, not_configured, error |
 //	| tollgate_client_lease_wants, tollgate_client_lease_capacity | resource | what the client asked for at the last refresh, and what it may use |
 //	| tollgate_client_failed_refreshes_total | | refreshes of the leases that have failed |
@@ -38,6 +41,9 @@ type Metrics struct {
 	smartTokens                 *prometheus.CounterVec
 	chargedTokens               prometheus.Counter
 	knownNodes, calledNodes     prometheus.Gauge
+	tenantRequests              *prometheus.CounterVec
+	heldCopies                  prometheus.Gauge
+	lostHolds                   prometheus.Counter
 	collectors                  []prometheus.Collector
 
 	namespaces         sync.Map
@@ -70,7 +76,7 @@ func New() *Metrics {
 			[]string{"reason"}),
 		requestSeconds: prometheus.NewHistogram(histogram("request_seconds",
 			"Time until a node had decided, or none would.")),
-		waitSeconds: prometheus.NewHistogram(histogram("wait_seconds", "Time that Acquire took.")),
+		waitSeconds: prometheus.NewHistogram(histogram("wait_seconds", "Time that Acquire, Hits or Hold took.")),
 		leaseWants: prometheus.NewGaugeVec(gauge("lease_wants", "What was asked for at the last refresh."),
 			[]string{"resource"}),
 		leaseCapacity: prometheus.NewGaugeVec(gauge("lease_capacity", "What may be used of a resource."),
@@ -82,10 +88,15 @@ func New() *Metrics {
 		chargedTokens: prometheus.NewCounter(counter("charged_tokens_total", "Tokens that were taken for charges.")),
 		knownNodes:    prometheus.NewGauge(gauge("nodes", "Nodes that are known.")),
 		calledNodes:   prometheus.NewGauge(gauge("nodes_called", "Nodes that are called.")),
+		tenantRequests: prometheus.NewCounterVec(counter("tenant_requests_total", "Requests for hits or copies."),
+			[]string{"kind", "outcome", "decided_by"}),
+		heldCopies: prometheus.NewGauge(gauge("held_copies", "Copies that are held.")),
+		lostHolds:  prometheus.NewCounter(counter("lost_holds_total", "Holds that were lost.")),
 	}
 	m.collectors = []prometheus.Collector{
 		m.requests, m.failedCalls, m.requestSeconds, m.waitSeconds, m.leaseWants, m.leaseCapacity,
-		m.failedRefreshes, m.smartTokens, m.chargedTokens, m.knownNodes, m.calledNodes,
+		m.failedRefreshes, m.smartTokens, m.chargedTokens, m.knownNodes, m.calledNodes, m.tenantRequests,
+		m.heldCopies, m.lostHolds,
 	}
 	return m
 }
@@ -159,3 +170,14 @@ func (m *Metrics) SmartTokens(used, refused int64) {
 
 // Charged counts tokens that were charged.
 func (m *Metrics) Charged(tokens int64) { m.chargedTokens.Add(float64(tokens)) }
+
+// TenantAnswered counts a request for hits or copies.
+func (m *Metrics) TenantAnswered(kind, outcome, decidedBy string) {
+	m.tenantRequests.WithLabelValues(kind, outcome, decidedBy).Inc()
+}
+
+// AddHeldCopies counts copies that are held.
+func (m *Metrics) AddHeldCopies(more int64) { m.heldCopies.Add(float64(more)) }
+
+// HoldLost counts a hold that was lost.
+func (m *Metrics) HoldLost() { m.lostHolds.Inc() }

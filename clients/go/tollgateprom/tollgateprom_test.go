@@ -29,6 +29,7 @@ func TestTheMetricsCanBeRegistered(t *testing.T) {
 	metrics := New()
 	metrics.Answered("a", "granted", "node")
 	metrics.Lease("db", 1, 2)
+	metrics.TenantAnswered("hold", "granted", "node")
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(metrics)
 	if problems, err := testutil.GatherAndLint(registry); err != nil || len(problems) > 0 {

@@ -58,6 +58,9 @@ func outcomeOf(ctx context.Context, err error, hadStream bool, had time.Duration
 		return outcome{report: answered, err: &fault.Error{Kind: fault.ErrInvalid, Message: "invalid request: " + answer.Message()}}
 	case codes.NotFound:
 		return outcome{report: answered, err: of(fault.ErrNotConfigured)}
+	// See known.
+	case codes.Aborted:
+		return outcome{report: answered, err: of(fault.ErrNotConfigured), retry: true}
 	// About the caller, not about the node.
 	case codes.PermissionDenied:
 		return outcome{report: answered, err: of(fault.ErrForbidden)}

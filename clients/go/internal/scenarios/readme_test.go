@@ -15,7 +15,7 @@ func TestTheScenariosOfTheTableAreThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	directories := map[string]string{
-		"": ".", "lease.": "../lease", "smart.": "../smart", "charge.": "../charge",
+		"": ".", "tollgate.": "../..", "lease.": "../lease", "smart.": "../smart", "charge.": "../charge",
 		"tollgatehttp.": "../../tollgatehttp", "tollgategrpc.": "../../tollgategrpc",
 	}
 	named := regexp.MustCompile("`(\\w+\\.)?(Test\\w+)`").FindAllStringSubmatch(string(table), -1)
