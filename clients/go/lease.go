@@ -10,7 +10,7 @@ import (
 var (
 	// The client has a lease of the resource already: share its handle.
 	ErrAlreadyLeased = lease.ErrAlreadyLeased
-	// The name of a resource is empty or has more than 1,024 bytes.
+	// The name of a resource is empty, has more than 1,024 bytes, or is not UTF-8.
 	ErrInvalidName = lease.ErrInvalidName
 )
 
@@ -75,15 +75,19 @@ func (c *Client) Capacity(resource string, options ...LeaseOption) (*Capacity, e
 	return &Capacity{capacity}, nil
 }
 
-// RateLimiter limits what this process does to its leased rate. Made by [Client.RateLimiter].
+// RateLimiter limits what this process does to its leased rate. Made by [Client.RateLimiter]. Share it
+// as long as the process uses the resource: a new one knows nothing of what the last one has used.
 type RateLimiter struct{ rate *lease.RateLimiter }
 
 // Wait waits until n may be used, in the order of the calls, or until the context ends: nothing is
 // used then. A tenth of a second's capacity can be used at once, and 1 in any case; after more than
-// that, the next callers wait for the rest.
+// that, the next callers wait for the rest. The error is [ErrClosed] after Close of this or the client.
+//
+// Fallbacks are for tokens. While there is no lease, [Mode] says what may be used: with [Safe], nothing
+// before the nodes have said what is safe.
 func (r *RateLimiter) Wait(ctx context.Context, n int) error { return r.rate.Wait(ctx, n) }
 
-// Try uses n if that is possible now, and nobody waits. As with [RateLimiter.Wait], the next callers
+// Try uses n if that is possible now, and nobody waits; after Close, it never is. As with [RateLimiter.Wait], the next callers
 // wait for what is more than a tenth of a second's capacity.
 func (r *RateLimiter) Try(n int) bool { return r.rate.Try(n) }
 
@@ -100,7 +104,8 @@ func (r *RateLimiter) Close() { r.rate.Close() }
 // capacity, rounded down: a share below 1 lets nobody in. Made by [Client.Gauge].
 type Gauge struct{ gauge *lease.Gauge }
 
-// Acquire waits for a place, in the order of the calls, or until the context ends.
+// Acquire waits for a place, in the order of the calls, or until the context ends. The error is
+// [ErrClosed] after Close of this or the client.
 func (g *Gauge) Acquire(ctx context.Context) (*Place, error) {
 	place, err := g.gauge.Acquire(ctx)
 	if err != nil {

@@ -50,7 +50,12 @@ type keeper struct {
 	// secondBegan is when the present second of demand began.
 	secondBegan time.Time
 	nextRefresh time.Time
-	isFailing   bool
+	// lastCall is when the last call for leases was made.
+	lastCall time.Time
+	// refusedUntil is when those that the nodes refuse to lease are asked for
+	// again, all together.
+	refusedUntil time.Time
+	isFailing    bool
 }
 
 func newKeeper(leases *Leases) *keeper {
@@ -109,7 +114,7 @@ func (k *keeper) forget(gone []*kept) (names []string) {
 	for _, one := range gone {
 		k.leases.metrics.Lease(one.resource.id, 0, 0)
 		// The release of one that is refused would be refused, with all others.
-		if one.refusedUntil.IsZero() {
+		if !one.isRefused {
 			names = append(names, one.resource.id)
 		}
 	}
@@ -130,12 +135,12 @@ func (k *keeper) measure() {
 	k.secondBegan = now
 }
 
-// pause is the least time between two requests for a resource.
-func (k *keeper) pause() time.Duration {
+// soon is when what is urgent may be asked for, all in one call.
+func (k *keeper) soon() time.Time {
 	if k.isFailing {
-		return retry
+		return k.lastCall.Add(retry)
 	}
-	return leastPause
+	return k.lastCall.Add(leastPause)
 }
 
 // sleep waits until there is something to do.
@@ -146,8 +151,8 @@ func (k *keeper) sleep() {
 		wake = k.nextRefresh
 	}
 	for _, one := range k.kept {
-		if at, isUrgent := one.urgentAt(now, k.pause()); isUrgent && at.Before(wake) {
-			wake = at
+		if soon := k.soon(); soon.Before(wake) && one.isUrgent() {
+			wake = soon
 		}
 	}
 	timer := time.NewTimer(wake.Sub(now))
@@ -162,11 +167,11 @@ func (k *keeper) sleep() {
 // that can't wait.
 func (k *keeper) refresh() {
 	now := time.Now()
-	isTime := !now.Before(k.nextRefresh)
+	isTime, isSoon := !now.Before(k.nextRefresh), !now.Before(k.soon())
 	var due []*kept
 	for _, one := range k.kept {
-		at, isUrgent := one.urgentAt(now, k.pause())
-		if (isTime && !one.isRefused(now)) || (isUrgent && !at.After(now)) {
+		isRefused := one.isRefused && now.Before(k.refusedUntil)
+		if (isTime && !isRefused) || (isSoon && one.isUrgent()) {
 			due = append(due, one)
 		}
 	}
@@ -192,9 +197,12 @@ func (k *keeper) schedule(interval time.Duration, wasAll bool) {
 	// Clients that began together do not stay together.
 	next := now.Add(time.Duration((0.9 + 0.1*rand.Float64()) * float64(interval)))
 	for _, one := range k.kept {
-		if one.isRefused(now) && one.refusedUntil.Before(next) {
-			next = one.refusedUntil
+		if one.isRefused && k.refusedUntil.Before(next) {
+			next = k.refusedUntil
 		}
+	}
+	if least := now.Add(retry); next.Before(least) && wasAll {
+		next = least
 	}
 	if wasAll || next.Before(k.nextRefresh) {
 		k.nextRefresh = next
@@ -206,7 +214,17 @@ func (k *keeper) schedule(interval time.Duration, wasAll bool) {
 // leases. It returns the time until the next refresh.
 func (k *keeper) ask(due []*kept) (interval time.Duration, failure error) {
 	interval = longestInterval
-	groups := [][]*kept{due}
+	// Those that were refused before may be again, and are not asked for with
+	// the others.
+	var refused, others []*kept
+	for _, one := range due {
+		if one.isRefused {
+			refused = append(refused, one)
+		} else {
+			others = append(others, one)
+		}
+	}
+	groups := [][]*kept{refused, others}
 	for calls := 0; len(groups) > 0; {
 		group := groups[len(groups)-1]
 		groups = groups[:len(groups)-1]
@@ -226,6 +244,11 @@ func (k *keeper) ask(due []*kept) (interval time.Duration, failure error) {
 		case isRefused(err) && len(group) > 1 && calls < mostCalls:
 			half := len(group) / 2
 			groups = append(groups, group[half:], group[:half])
+		case isRefused(err) && len(group) > 1 && !group[0].isRefused:
+			// Not all of them may be refused. The others of the group will be
+			// found at the next refreshes.
+			notAnswered(group)
+			interval = retry
 		case isRefused(err):
 			k.takeRefusal(group, err)
 		case errors.Is(err, fault.ErrUnreachable):
@@ -250,6 +273,7 @@ func notAnswered(group []*kept) {
 // getCapacity makes one call.
 func (k *keeper) getCapacity(group []*kept) (*doorman.GetCapacityResponse, error) {
 	now := time.Now()
+	k.lastCall = now
 	seconds := now.Sub(k.secondBegan).Seconds()
 	request := &doorman.GetCapacityRequest{ClientId: proto.String(k.leases.clientID)}
 	for _, one := range group {
@@ -291,17 +315,21 @@ func takeAnswers(group []*kept, answer *doorman.GetCapacityResponse) time.Durati
 // takeRefusal leaves resources alone for a while that the nodes refuse to
 // lease.
 func (k *keeper) takeRefusal(group []*kept, err error) {
-	now := time.Now()
+	if now := time.Now(); !now.Before(k.refusedUntil) {
+		k.refusedUntil = now.Add(refusedPause)
+	}
 	for _, one := range group {
 		k.leases.logger.Warn("the nodes refuse to lease a resource",
 			"resource", one.resource.id, "error", err)
-		one.refused(now.Add(refusedPause))
+		one.refused()
 	}
 }
 
 // release releases leases. If the nodes refuse the call because of a resource,
 // it releases each half.
 func (k *keeper) release(names []string) {
+	ctx, cancel := context.WithTimeout(k.leases.context, answerTimeout)
+	defer cancel()
 	groups := [][]string{names}
 	for calls := 0; len(groups) > 0 && calls < mostCalls; {
 		group := groups[len(groups)-1]
@@ -310,7 +338,7 @@ func (k *keeper) release(names []string) {
 			continue
 		}
 		calls++
-		err := k.releaseCapacity(group)
+		err := k.releaseCapacity(ctx, group)
 		if err == nil {
 			continue
 		}
@@ -326,9 +354,7 @@ func (k *keeper) release(names []string) {
 }
 
 // releaseCapacity makes one call.
-func (k *keeper) releaseCapacity(names []string) error {
-	ctx, cancel := context.WithTimeout(k.leases.context, answerTimeout)
-	defer cancel()
+func (k *keeper) releaseCapacity(ctx context.Context, names []string) error {
 	_, err := k.leases.caller.ReleaseCapacity(ctx, &doorman.ReleaseCapacityRequest{
 		ClientId:   proto.String(k.leases.clientID),
 		ResourceId: names,

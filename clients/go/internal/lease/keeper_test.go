@@ -229,7 +229,7 @@ func TestResourceThatIsRefusedSpoilsNoOther(t *testing.T) {
 		synctest.Wait()
 		calls := len(n.asked())
 		forbidden[0].SetWants(6)
-		time.Sleep(29 * time.Second)
+		time.Sleep(25 * time.Second)
 		for _, one := range n.asked()[calls:] {
 			wantNames(t, "asked for without", one.names, "a", "b", "z")
 		}
@@ -241,7 +241,7 @@ func TestResourceThatIsRefusedSpoilsNoOther(t *testing.T) {
 		for _, one := range forbidden {
 			wantChanged(t, one, 5)
 		}
-		wantBetween(t, "asked again", time.Since(start), 0, 1100*ms)
+		wantBetween(t, "asked again", time.Since(start), 0, 7*time.Second)
 		// What is refused is not released with the others.
 		n.set(func(s *state) { s.forbidden = "z" })
 		time.Sleep(2 * time.Second)
@@ -261,18 +261,61 @@ func TestRefusalsCostABoundedNumberOfCalls(t *testing.T) {
 		capacities(t, leases, 1, numbered("not-", 200)...)
 		allowed := capacityOf(t, leases, "allowed", wants(1))
 		wantChanged(t, allowed, 1)
-		time.Sleep(3 * time.Second)
+		// A hundred calls a refresh, and those that were split off before, until
+		// each is known.
+		time.Sleep(10 * time.Second)
 		asked := names(n.asked())
 		want(t, "asked together", len(asked[1]), 201)
+		wantBetween(t, "calls", len(asked), 300, 450)
 		// Those that are refused are not asked for again with the others.
-		isAlone := func(names []string) bool { return len(names) == 1 && names[0] == "allowed" }
-		calls := len(asked)
-		for calls > 0 && isAlone(asked[calls-1]) {
-			calls--
+		wantNames(t, "asked for at last", asked[len(asked)-1], "allowed")
+		// Half a minute later, all of them are asked for again.
+		time.Sleep(30 * time.Second)
+		wantBetween(t, "calls again", len(n.asked())-len(asked), 100, 150)
+	})
+}
+
+func TestManyThatAreRefusedTakeNoLeaseFromTheOthers(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		n.state.length = 20
+		var allowed []*lease.Capacity
+		for at := range 60 {
+			allowed = append(allowed, capacityOf(t, leases, fmt.Sprintf("%d-ok", at), wants(1)))
+			capacityOf(t, leases, fmt.Sprintf("%d-not", at), wants(1))
 		}
-		wantBetween(t, "refreshes", len(asked)-calls, 2, 4)
-		// A hundred, and those that were split off before.
-		wantBetween(t, "calls", calls, 100, 110)
+		for _, one := range allowed {
+			wantChanged(t, one, 1)
+		}
+		// The right to half of them is lost.
+		n.set(func(s *state) { s.forbidden = "not" })
+		for range 100 {
+			time.Sleep(time.Second)
+			for at, one := range allowed {
+				if one.Get() != 1 {
+					t.Fatalf("%d has lost its lease", at)
+				}
+			}
+		}
+		leases.Close()
+		want(t, "released", len(n.released()), len(allowed))
+	})
+}
+
+func TestWhatIsUrgentIsAskedForTogether(t *testing.T) {
+	scenario(t, func(t *testing.T, n *nodes, leases *lease.Leases) {
+		all := capacities(t, leases, 1, numbered("r", 50)...)
+		for at := range 1000 {
+			all[at%len(all)].SetWants(float64(at))
+			time.Sleep(10 * ms)
+		}
+		// One every 100 ms.
+		wantBetween(t, "calls", len(n.asked()), 90, 110)
+		calls := len(n.asked())
+		for range 1000 {
+			all[0].SetWants(5)
+			time.Sleep(10 * ms)
+		}
+		wantBetween(t, "calls without a change", len(n.asked())-calls, 9, 13)
 	})
 }
 

@@ -30,11 +30,10 @@ type kept struct {
 	safe *float64
 	// asked is what was asked for last.
 	asked float64
-	// askedAt is when that was; zero if nothing was.
-	askedAt time.Time
-	// refusedUntil is set if the nodes refused to lease the resource: it is not
-	// asked for until then.
-	refusedUntil time.Time
+	// wasAsked says that it was asked for, once.
+	wasAsked bool
+	// isRefused says that the nodes refuse to lease it.
+	isRefused bool
 }
 
 // remaining is how long a lease is valid from now on; 0 if it has expired.
@@ -49,7 +48,7 @@ func remaining(lease *doorman.Lease, now time.Time) time.Duration {
 // request returns what to ask for, some seconds after the last second of demand
 // began.
 func (k *kept) request(seconds float64, now time.Time) *doorman.ResourceRequest {
-	k.asked, k.askedAt = k.wants(seconds), now
+	k.asked, k.wasAsked = k.wants(seconds), true
 	request := &doorman.ResourceRequest{
 		ResourceId: proto.String(k.resource.id),
 		Priority:   proto.Int64(0),
@@ -90,7 +89,7 @@ func (k *kept) answered(answer *doorman.ResourceResponse, now time.Time) {
 		RefreshInterval: proto.Int64(answer.GetGets().GetRefreshInterval()),
 		Capacity:        proto.Float64(capacity),
 	}
-	k.refusedUntil = time.Time{}
+	k.isRefused = false
 	answered := held{
 		capacity: capacity,
 		expires:  now.Add(remaining(k.lease, now)),
@@ -114,11 +113,10 @@ func (k *kept) maybeAnswered() {
 	})
 }
 
-// refused is notAnswered where the nodes refuse to lease the resource, until
-// they are asked again.
-func (k *kept) refused(until time.Time) {
+// refused is notAnswered where the nodes refuse to lease the resource.
+func (k *kept) refused() {
 	k.notAnswered()
-	k.refusedUntil = until
+	k.isRefused = true
 }
 
 // after is the capacity without a lease.
@@ -134,19 +132,15 @@ func (k *kept) after() float64 {
 	return notNegative(*k.safe)
 }
 
-// urgentAt returns when the resource has to be asked for if it can't wait for
-// the next refresh of all, with this pause after the last time.
-func (k *kept) urgentAt(now time.Time, pause time.Duration) (at time.Time, isUrgent bool) {
-	if k.askedAt.IsZero() {
-		return now, true
+// isUrgent says whether the resource has to be asked for soon: it can't wait
+// for the next refresh of all.
+func (k *kept) isUrgent() bool {
+	if !k.wasAsked {
+		return true
 	}
 	k.resource.mu.Lock()
 	defer k.resource.mu.Unlock()
-	return k.askedAt.Add(pause), k.resource.isUrgent && !k.isRefused(now)
-}
-
-func (k *kept) isRefused(now time.Time) bool {
-	return now.Before(k.refusedUntil)
+	return k.resource.isUrgent && !k.isRefused
 }
 
 // measure records the demand of the second that has just ended, which took some

@@ -36,8 +36,11 @@ func (m *meter) accrue(h held, now time.Time) {
 	switch {
 	case expires.Before(m.at):
 		expires = m.at
-	case expires.After(now):
+	case expires.After(now) && h.isValid(now):
 		expires = now
+	case expires.After(now):
+		// The machine has slept: nobody knows since when.
+		expires = m.at
 	}
 	earned := earned(h.capacity, expires.Sub(m.at)) + earned(h.after, now.Sub(expires))
 	m.tokens = min(m.tokens+earned, most(h.at(now)))

@@ -37,7 +37,7 @@ type state struct {
 	interval int64
 	// delay is how long an answer takes.
 	delay time.Duration
-	// forbidden begins the names that are leased to nobody, and released for
+	// forbidden is part of the names that are leased to nobody, and released for
 	// nobody.
 	forbidden string
 	// err is the answer to all requests, unless it is nil.
@@ -91,7 +91,7 @@ func (n *nodes) metricsOf(resource string) (metrics [2]float64) {
 }
 
 func (s *state) check(names []string) error {
-	isForbidden := func(name string) bool { return strings.HasPrefix(name, s.forbidden) }
+	isForbidden := func(name string) bool { return strings.Contains(name, s.forbidden) }
 	if s.forbidden != "" && slices.ContainsFunc(names, isForbidden) {
 		return fault.ErrForbidden
 	}

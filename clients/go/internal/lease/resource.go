@@ -23,9 +23,16 @@ type held struct {
 	isAll bool
 }
 
+// isValid says whether the lease has not run out: neither by the clock that
+// only goes on, nor by the time of day, which also goes on while the machine
+// sleeps.
+func (h held) isValid(now time.Time) bool {
+	return now.Before(h.expires) && now.Round(0).Before(h.expires.Round(0))
+}
+
 // at is the capacity that may be used at this time.
 func (h held) at(now time.Time) float64 {
-	if now.Before(h.expires) {
+	if h.isValid(now) {
 		return h.capacity
 	}
 	return h.after
@@ -115,8 +122,11 @@ func (r *resource) currentCapacity() float64 {
 func (r *resource) setWants(wants float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	isSame := r.wants != nil && *r.wants == wants
 	r.wants = &wants
-	r.hurry()
+	if !isSame {
+		r.hurry()
+	}
 }
 
 // hurry makes the next request urgent. The lock must be held.
@@ -131,7 +141,7 @@ func (r *resource) hurry() {
 // more may be had: the last request got all that it wanted, and the next one
 // will want what is demanded then. The lock must be held.
 func (r *resource) askIfShort(now time.Time) {
-	if r.held.isAll && now.Before(r.held.expires) && r.wants == nil &&
+	if r.held.isAll && r.held.isValid(now) && r.wants == nil &&
 		r.usage.isShort(r.held.capacity) {
 		r.hurry()
 	}

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -107,10 +108,17 @@ func (p *Pool) ReleaseCapacity(ctx context.Context, request *doorman.ReleaseCapa
 func (p *Pool) callMaster(ctx context.Context, named func() *doorman.Mastership, call Call) error {
 	retry, err := true, error(nil)
 	if master := p.masters.get(); master != nil {
-		retry, err = p.callOnce(ctx, master, call)
+		var sent bool
+		if retry, sent, err = p.callOnce(ctx, master, call); !sent && retry {
+			err = nil
+		}
 	}
 	if retry {
-		err = p.Call(ctx, call)
+		arrived := err
+		if err = p.Call(ctx, call); errors.Is(err, fault.ErrUnreachable) && arrived != nil {
+			// The master may have got it.
+			err = arrived
+		}
 	}
 	for range mostHops {
 		if err != nil || named() == nil {
@@ -120,7 +128,7 @@ func (p *Pool) callMaster(ctx context.Context, named func() *doorman.Mastership,
 		if followed != nil {
 			return followed
 		}
-		_, err = p.callOnce(ctx, master, call)
+		_, _, err = p.callOnce(ctx, master, call)
 	}
 	if err == nil && named() != nil {
 		err = noMaster("the servers name each other as the master")
@@ -128,15 +136,16 @@ func (p *Pool) callMaster(ctx context.Context, named func() *doorman.Mastership,
 	return err
 }
 
-// callOnce calls a master. Returns whether a node should be asked instead.
-func (p *Pool) callOnce(ctx context.Context, master *connection, call Call) (retry bool, err error) {
+// callOnce calls a master. Returns whether a node should be asked instead, and whether the master may
+// have got the request.
+func (p *Pool) callOnce(ctx context.Context, master *connection, call Call) (retry, sent bool, err error) {
 	result := master.call(ctx, call)
 	if result.err == nil {
-		return false, nil
+		return false, true, nil
 	}
 	p.settings.Metrics.CallFailed(fault.ReasonOf(result.err))
-	if result.retry || result.err == fault.ErrTimeout {
+	if result.report == failed || result.report == unreachable {
 		p.masters.forget(master)
 	}
-	return result.retry, result.err
+	return result.retry, result.sent, result.err
 }
