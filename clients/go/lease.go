@@ -2,6 +2,7 @@ package tollgate
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/tollgate/tollgate/clients/go/internal/lease"
 )
@@ -27,21 +28,40 @@ const (
 	Optimistic = Mode(lease.Optimistic)
 )
 
+// String names the mode.
+func (m Mode) String() string {
+	switch m {
+	case Safe:
+		return "safe"
+	case Pessimistic:
+		return "pessimistic"
+	case Optimistic:
+		return "optimistic"
+	}
+	return fmt.Sprintf("Mode(%d)", int(m))
+}
+
 // LeaseOption is a setting of a lease.
-type LeaseOption func(*lease.Settings)
+type LeaseOption struct{ set func(*lease.Settings) }
 
 // WithMode sets what may be used without a lease; [Safe] by default.
-func WithMode(mode Mode) LeaseOption { return func(s *lease.Settings) { s.Mode = lease.Mode(mode) } }
+func WithMode(mode Mode) LeaseOption {
+	return LeaseOption{func(s *lease.Settings) { s.Mode = lease.Mode(mode) }}
+}
 
 // Wants sets the capacity to ask for; a number below 0 means 0. Without it, as much as is demanded: a
 // fifth more than the average of the last ten seconds, or what was demanded in the last one if that is
 // more; and twice as much while callers wait for a rate, or a gauge refuses them.
-func Wants(wants float64) LeaseOption { return func(s *lease.Settings) { s.Wants = &wants } }
+func Wants(wants float64) LeaseOption {
+	return LeaseOption{func(s *lease.Settings) { s.Wants = &wants }}
+}
 
 func leaseSettings(options []LeaseOption) lease.Settings {
 	var settings lease.Settings
 	for _, option := range options {
-		option(&settings)
+		if option.set != nil {
+			option.set(&settings)
+		}
 	}
 	return settings
 }

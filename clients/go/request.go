@@ -33,7 +33,8 @@ func Tokens(tokens int64) RequestOption {
 
 // MaxWait sets the longest wait for the tokens, in whole milliseconds. Without it the bucket's own
 // limit decides. [Client.Allow] accepts no longer wait than the bucket's own limit in any case;
-// [Client.Acquire] asks again until this time is over.
+// [Client.Acquire] asks again until this time is over. Parts of a millisecond are cut off, and a negative
+// time means 0. The interceptors and the middleware wait only with this option.
 func MaxWait(maxWait time.Duration) RequestOption {
 	return func(r *Request) { r.maxWait = max(maxWait, 0) }
 }

@@ -10,11 +10,14 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"log"
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 
 	tollgate "github.com/tollgate/tollgate/clients/go"
 	"github.com/tollgate/tollgate/clients/go/tollgatehttp"
@@ -32,6 +35,7 @@ func loginsOfCaller(r *http.Request) (tollgate.Bucket, bool) {
 
 func main() {
 	address := cmp.Or(os.Getenv("TOLLGATE_ADDRESS"), "127.0.0.1:10990")
+	// Without a node, all addresses share this rate.
 	client, err := tollgate.New([]string{address}, tollgate.WithFallback(tollgate.FallbackRate(10, 20)))
 	if err != nil {
 		log.Fatal(err)
@@ -45,6 +49,12 @@ func main() {
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, "log in with a POST to /login")
 	})
+	server := &http.Server{Addr: "127.0.0.1:8080"}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	context.AfterFunc(ctx, func() { server.Shutdown(context.Background()) })
 	fmt.Println("http://127.0.0.1:8080/login")
-	log.Fatal(http.ListenAndServe("127.0.0.1:8080", nil))
+	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		fmt.Fprintln(os.Stderr, err)
+	}
 }
