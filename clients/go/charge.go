@@ -29,6 +29,9 @@ func (c *Client) Charge(namespace, bucket string, tokens int64) {
 func chargeBy(backend backend) charge.Asker {
 	return func(ctx context.Context, bucket charge.Bucket, tokens int64) charge.Outcome {
 		request := newRequest(bucket.Namespace, bucket.Name, []RequestOption{Tokens(tokens)})
+		if err := request.check(); err != nil {
+			return charge.Outcome{Kind: charge.Never, Why: err.Error()}
+		}
 		var decision Decision
 		response, err := backend.allow(ctx, request.message())
 		if err == nil {

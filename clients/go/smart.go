@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 	"time"
-	"unicode/utf8"
 
 	"github.com/tollgate/tollgate/clients/go/internal/fault"
 	"github.com/tollgate/tollgate/clients/go/internal/smart"
@@ -52,10 +51,10 @@ func (c *Client) SmartBucket(namespace, bucket string, options ...SmartOption) *
 	for _, option := range options {
 		option(&settings)
 	}
-	if !utf8.ValidString(namespace) || !utf8.ValidString(bucket) {
+	request := newRequest(namespace, bucket, nil)
+	if request.check() != nil {
 		return &SmartBucket{}
 	}
-	request := newRequest(namespace, bucket, nil)
 	request.isNotCritical = settings.isNotCritical
 	return &SmartBucket{c.smart.Bucket(smartAsker{c, request}, settings.ahead)}
 }
