@@ -162,7 +162,7 @@ libraries() {
   target=$(realpath "${CARGO_TARGET_DIR:-target}")
   cargo build --locked -p tollgate-server
   TOLLGATE_ALONE=1 scripts/test-python.sh -n 0 tests/scenarios/test_storm.py
-  TOLLGATE_ALONE=1 scripts/test-go.sh -run FaultAfterFault
+  TOLLGATE_ALONE=1 scripts/test-go.sh -run "FaultAfterFault|DemandBeyond"
   TOLLGATE_BINARY=$target/debug/tollgate go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
   "$target/debug/tollgate" serve --limits config/limits.yaml --log-format json \
     --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 2>"$out/node.log" &
