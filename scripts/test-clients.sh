@@ -1,24 +1,20 @@
 #!/usr/bin/env bash
 # Has many processes of the Rust, Python and Go libraries use one bucket and one resource: see
-# clients/conformance. Needs the debug build of the workspace, and the Python environment of
-# scripts/test-python.sh.
+# clients/conformance. Needs the Python environment of scripts/test-python.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 python=$target/python/test/bin/python
-for program in "$target/debug/tollgate" "$target/debug/examples/worker"; do
-  [ -x "$program" ] || {
-    echo "$program is missing: run cargo test --workspace --all-targets --no-run" >&2
-    exit 1
-  }
-done
 [ -x "$python" ] || {
   echo "$python is missing: run scripts/test-python.sh" >&2
   exit 1
 }
 
 printf '\n== client libraries: many processes in three languages\n'
+# shellcheck source=scripts/lib-build.sh
+. scripts/lib-build.sh
+cargo build --workspace --locked --quiet --bin tollgate --example worker
 PATH="$PATH:/usr/local/go/bin" go -C clients/go build -o "$target/go-worker" ./internal/worker
 # The library that was installed may be an older one.
 PYTHONPATH=$PWD/clients/python PYTHONDONTWRITEBYTECODE=1 clients/conformance/run.py "$target/debug/tollgate" \
