@@ -43,8 +43,9 @@ func newClient(backend backend, settings settings) *Client {
 
 // Close releases all leases and holds, so that others get them at once, tries once more to
 // [Client.Charge] what is not charged yet, ends the smart buckets, and closes the connections. It takes
-// up to five seconds if no node answers. Later requests are left to the fallback. Callbacks, loggers and
-// metrics must not call it: it waits for them.
+// up to five seconds if no node answers. Later requests are left to the fallback, but for [Client.Hold],
+// which returns [ErrClosed]. Callbacks, loggers and metrics must call neither this nor [Hold.Release],
+// which wait for them.
 func (c *Client) Close() {
 	c.smart.Close()
 	var closing sync.WaitGroup

@@ -167,5 +167,6 @@ func OnSoftLimited(callback func(Request, Decision)) Option {
 // WithMetrics sets what is told of all that the client does.
 func WithMetrics(metrics Metrics) Option { return func(s *settings) { s.metrics = metrics } }
 
-// WithLogger sets where the client logs outages and the use of fallbacks; by default [slog.Default].
+// WithLogger sets where the client logs outages and the use of fallbacks; by default [slog.Default]. It
+// must not block.
 func WithLogger(logger *slog.Logger) Option { return func(s *settings) { s.logger = logger } }

@@ -323,3 +323,39 @@ func TestStress(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 }
+
+func TestCloseEndsWhatCouldNotBeEndedBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, h := start(false)
+		held := holdOf(t, h, "a", 3, time.Hour)
+		n.set(func(s *state) { s.err = fault.ErrUnreachable })
+		held.Release()
+		time.Sleep(2 * time.Minute)
+		n.set(func(s *state) { s.err = nil })
+		began := time.Now()
+		h.Close()
+		if took := time.Since(began); took > time.Second || n.held() != 0 {
+			t.Errorf("took %v, and %d copies are held", took, n.held())
+		}
+	})
+}
+
+func TestRenewalsThatAreRefusedAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, h := start(true)
+		for range 10 {
+			holdOf(t, h, "a", 1, 10*time.Second)
+		}
+		time.Sleep(2 * time.Second)
+		n.set(func(s *state) { s.err = forbidden })
+		time.Sleep(time.Minute)
+		before := len(n.now().renewals)
+		time.Sleep(time.Minute)
+		// Each about six times in its ttl, as ever.
+		if calls := len(n.now().renewals) - before; calls > 10*40 {
+			t.Errorf("%d calls in a minute for ten holds", calls)
+		}
+		n.set(func(s *state) { s.err = nil })
+		h.Close()
+	})
+}

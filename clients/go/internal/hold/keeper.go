@@ -137,6 +137,11 @@ func (k *keeper) release(session *session, done chan<- struct{}, now time.Time) 
 // endAll begins to end all sessions.
 func (k *keeper) endAll(now time.Time) {
 	for _, one := range k.kept {
+		if one.phase == ending && !one.isCalled {
+			// It was to be tried later.
+			one.endPause = firstEndPause
+			k.due.plan(one, now)
+		}
 		k.beginEnd(one, now)
 	}
 }
@@ -395,6 +400,9 @@ func (k *keeper) renewed(
 			// One of them may be the reason.
 			one.isAlone = true
 			k.enqueue(one, callRenew)
+		case isRefused(err) && one.until.IsZero():
+			// The fallback has granted it, and goes on to.
+			k.stays(one, now)
 		case err != nil || at >= len(response.GetSessions()):
 			k.notAnswered(one, now)
 		default:

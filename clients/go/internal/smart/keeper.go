@@ -69,9 +69,11 @@ func newKeeper(
 // run runs until there are no tokens and no demand, or the bucket is closed.
 func (k *keeper) run() {
 	for {
+		// What was used before the end is told.
+		hasEnded := k.context.Err() != nil
 		now := k.measure()
 		switch wanted := wanted(k.target(), now.there, now.waiting); {
-		case k.context.Err() != nil:
+		case hasEnded:
 			k.stock.letGo()
 			return
 		case wanted > 0:
@@ -213,7 +215,7 @@ func (k *keeper) later(tokens int64, answer *Answer) {
 	k.level.Available = min(level.Available, float64(tokens/2))
 	k.stock.tell(*answer)
 	pause := answer.RetryAfter
-	if level.IsKnown() && float64(tokens) > level.inAShortTime() && answer.Debt < pause-soon {
+	if tokens > 1 && float64(tokens) > level.inAShortTime() && answer.Debt < pause-soon {
 		// A part of them comes before the others.
 		pause = answer.Debt + soon
 	}

@@ -134,9 +134,14 @@ func TestWhereOthersKeepABucketInDebtItsOwnWaitCounts(t *testing.T) {
 }
 
 func TestPausesDoubleWithoutTokens(t *testing.T) {
+	// No part of it comes soon, however slow the bucket is.
+	for _, rate := range []float64{1000, 1, 1.0 / 3600} {
+		testPauses(t, Level{Rate: rate, Size: 1000})
+	}
+}
+
+func testPauses(t *testing.T, level Level) {
 	synctest.Test(t, func(t *testing.T) {
-		// No part of it comes soon.
-		level := Level{Rate: 1000, Size: 1000}
 		a := &asker{answers: []Answer{{Kind: Later, RetryAfter: time.Hour, Level: level}}}
 		buckets := New(noMetrics{})
 		defer buckets.Close()

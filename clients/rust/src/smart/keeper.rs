@@ -230,8 +230,9 @@ impl Keeper {
             (Level { available, ..level }, now)
         });
         self.tell(Trouble::Refused(refusal, now));
-        // A part of them comes before the others.
-        let is_part = level.is_some_and(|level| tokens as f64 > level.rate * SOON.as_secs_f64());
+        // A part of them comes before the others; one has no part.
+        let is_part = tokens > 1
+            && level.is_some_and(|level| tokens as f64 > level.rate * SOON.as_secs_f64());
         let pause = if is_part { retry_after.min(debt + SOON) } else { retry_after };
         self.sleep(pause).await;
     }
