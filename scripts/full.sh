@@ -164,7 +164,8 @@ libraries() {
   TOLLGATE_ALONE=1 scripts/test-python.sh -n 0 tests/scenarios/test_storm.py
   TOLLGATE_ALONE=1 scripts/test-go.sh -run "FaultAfterFault|DemandBeyond"
   TOLLGATE_BINARY=$target/debug/tollgate go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
-  "$target/debug/tollgate" serve --limits config/limits.yaml --log-format json \
+  echo 'global_default_bucket: { size: 1000000, fill_rate: 1000000 }' >"$out/open.yaml"
+  "$target/debug/tollgate" serve --limits "$out/open.yaml" --log-format json \
     --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 2>"$out/node.log" &
   node=$!
   until address=$(jq -re 'select(.message == "serving") | .grpc' "$out/node.log"); do sleep 0.1; done

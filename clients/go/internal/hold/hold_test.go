@@ -343,17 +343,17 @@ func TestCloseEndsWhatCouldNotBeEndedBefore(t *testing.T) {
 func TestRenewalsThatAreRefusedAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, h := start(true)
-		for range 10 {
+		for range 3 {
 			holdOf(t, h, "a", 1, 10*time.Second)
 		}
 		time.Sleep(2 * time.Second)
 		n.set(func(s *state) { s.err = forbidden })
-		time.Sleep(time.Minute)
+		time.Sleep(20 * time.Second)
 		before := len(n.now().renewals)
-		time.Sleep(time.Minute)
+		time.Sleep(20 * time.Second)
 		// Each about six times in its ttl, as ever.
-		if calls := len(n.now().renewals) - before; calls > 10*40 {
-			t.Errorf("%d calls in a minute for ten holds", calls)
+		if calls := len(n.now().renewals) - before; calls > 3*15 {
+			t.Errorf("%d calls in twenty seconds for three holds", calls)
 		}
 		n.set(func(s *state) { s.err = nil })
 		h.Close()
