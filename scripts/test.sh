@@ -37,7 +37,7 @@ command -v cargo >/dev/null || {
   echo "cargo is missing: install Rust 1.88 or newer, with rustfmt and clippy" >&2
   exit 1
 }
-PATH="$PATH:/usr/local/go/bin" command -v go >/dev/null || {
+[ -n "$quick$write" ] || PATH="$PATH:/usr/local/go/bin" command -v go >/dev/null || {
   echo "go is missing: install Go 1.25 or newer" >&2
   exit 1
 }
