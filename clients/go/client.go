@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -170,15 +169,21 @@ func (c *Client) fallBack(request *Request, refusal Decision, err error) (Decisi
 		}
 		return refusal, err
 	}
-	if heldBack, ok := c.log.Pass(); ok {
-		why := refusal.Reason.String()
-		if err != nil {
-			why = err.Error()
-		}
-		c.settings.logger.Warn("the fallback decides", "namespace", request.Namespace,
-			"bucket", request.Bucket, "why", why, slog.Int("held_back", heldBack))
-	}
+	c.logFallback(refusal.Reason, err, "namespace", request.Namespace, "bucket", request.Bucket)
 	return fallback.decide(request.Tokens, time.Now()), nil
+}
+
+// logFallback tells that a fallback decides, and why: the reason of a refusal, or the error.
+func (c *Client) logFallback(reason Reason, err error, about ...any) {
+	heldBack, ok := c.log.Pass()
+	if !ok {
+		return
+	}
+	why := reason.String()
+	if err != nil {
+		why = err.Error()
+	}
+	c.settings.logger.Warn("the fallback decides", append(about, "why", why, "held_back", heldBack)...)
 }
 
 // deadline is the time for an answer: three quarters of what the context leaves at most, so that there

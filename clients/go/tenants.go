@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 	"unicode/utf8"
 )
@@ -195,14 +194,7 @@ func (c *Client) orFallBack(ctx context.Context, request *TenantRequest, decisio
 		}
 		return decision, err
 	}
-	if heldBack, ok := c.log.Pass(); ok {
-		why := decision.Reason.String()
-		if err != nil {
-			why = err.Error()
-		}
-		c.settings.logger.Warn("the fallback decides", "resource", request.Resource,
-			"domain", request.Domain, "why", why, slog.Int("held_back", heldBack))
-	}
+	c.logFallback(decision.Reason, err, "resource", request.Resource, "domain", request.Domain)
 	return tenantDecision(fallback.decide(request.MinCopies, time.Now())), nil
 }
 

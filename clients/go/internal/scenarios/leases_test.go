@@ -340,3 +340,21 @@ func TestADoormanThatMovesItsMasterIsFollowed(t *testing.T) {
 	mustBe(t, fmt.Sprint(servers[1].Released()), "[db]")
 	mustBe(t, len(servers[0].Released()), 0)
 }
+
+// What a master may have lent before it failed to answer is the most that is used.
+func TestAMasterWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	first, master := testkit.StartDoorman(t), testkit.StartDoorman(t)
+	node := testkit.StartProxy(t, first.Address)
+	first.NameMaster(master.Address)
+	db := capacity(t, connect(t, node.Address), "db", 5)
+	testkit.Eventually(t, "leased by the master", func() bool { return db.Get() == 5 })
+	// Just after a refresh, so that the next request is the one for less.
+	refreshes := len(master.Asked())
+	testkit.Eventually(t, "refreshed", func() bool { return len(master.Asked()) > refreshes })
+	time.Sleep(20 * time.Millisecond)
+	node.Set(t, testkit.Refused)
+	master.Break()
+	db.SetWants(1)
+	testkit.Eventually(t, "no more is used than it may have lent", func() bool { return db.Get() == 1 })
+}

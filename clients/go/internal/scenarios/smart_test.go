@@ -92,7 +92,7 @@ func acquireSmart(t *testing.T, bucket *tollgate.SmartBucket) {
 // It is judged where nothing else runs (TOLLGATE_ALONE=1), as it takes 20 s of the clock.
 func TestDemandBeyondTheRateOfANodeUsesAllOfIt(t *testing.T) {
 	if os.Getenv("TOLLGATE_ALONE") == "" {
-		t.Skip("takes 20 s: TOLLGATE_ALONE=1")
+		t.Skip("takes 20 s: scripts/full.sh --only libraries")
 	}
 	client := connect(t, testkit.StartNode(t, ofEachKind).GRPC)
 	var buckets sync.WaitGroup

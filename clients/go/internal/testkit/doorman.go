@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/tollgate/tollgate/clients/go/internal/pb/doorman"
 )
@@ -21,6 +23,7 @@ type Doorman struct {
 	mu sync.Mutex
 	// Another master, if it is not nil.
 	master   *string
+	isBroken bool
 	asked    [][]string
 	released []string
 }
@@ -48,13 +51,13 @@ func StartDoorman(t testing.TB) *Doorman {
 }
 
 // handler decodes the request of a method.
-func handler[Q any, A any](answer func(*Q) *A) grpc.MethodHandler {
+func handler[Q any, A any](answer func(*Q) (*A, error)) grpc.MethodHandler {
 	return func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 		request := new(Q)
 		if err := decode(request); err != nil {
 			return nil, err
 		}
-		return answer(request), nil
+		return answer(request)
 	}
 }
 
@@ -70,6 +73,13 @@ func (d *Doorman) NameMaster(address string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.master = &address
+}
+
+// Break has it carry out requests for leases, and answer them with an error.
+func (d *Doorman) Break() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.isBroken = true
 }
 
 // Asked is the names of the resources of each request for leases.
@@ -94,7 +104,7 @@ func (d *Doorman) mastership() *doorman.Mastership {
 	return &doorman.Mastership{MasterAddress: &address}
 }
 
-func (d *Doorman) getCapacity(request *doorman.GetCapacityRequest) *doorman.GetCapacityResponse {
+func (d *Doorman) getCapacity(request *doorman.GetCapacityRequest) (*doorman.GetCapacityResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var names []string
@@ -102,9 +112,12 @@ func (d *Doorman) getCapacity(request *doorman.GetCapacityRequest) *doorman.GetC
 		names = append(names, asked.GetResourceId())
 	}
 	d.asked = append(d.asked, names)
+	if d.isBroken {
+		return nil, status.Error(codes.Internal, "broken")
+	}
 	response := &doorman.GetCapacityResponse{Mastership: d.mastership()}
 	if response.Mastership != nil {
-		return response
+		return response, nil
 	}
 	for _, asked := range request.Resource {
 		id, wants := asked.GetResourceId(), asked.GetWants()
@@ -114,15 +127,15 @@ func (d *Doorman) getCapacity(request *doorman.GetCapacityRequest) *doorman.GetC
 			Gets:       &doorman.Lease{ExpiryTime: &expiry, RefreshInterval: &interval, Capacity: &wants},
 		})
 	}
-	return response
+	return response, nil
 }
 
-func (d *Doorman) releaseCapacity(request *doorman.ReleaseCapacityRequest) *doorman.ReleaseCapacityResponse {
+func (d *Doorman) releaseCapacity(request *doorman.ReleaseCapacityRequest) (*doorman.ReleaseCapacityResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	response := &doorman.ReleaseCapacityResponse{Mastership: d.mastership()}
 	if response.Mastership == nil {
 		d.released = append(d.released, request.ResourceId...)
 	}
-	return response
+	return response, nil
 }

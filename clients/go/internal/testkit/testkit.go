@@ -16,7 +16,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -224,23 +223,3 @@ func (r *Redis) Start(t testing.TB) {
 
 // URL is its address.
 func (r *Redis) URL() string { return fmt.Sprintf("redis://127.0.0.1:%d", r.port) }
-
-// Log collects what is logged.
-type Log struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-// Write appends to the log.
-func (l *Log) Write(text []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(text)
-}
-
-// String is what was logged.
-func (l *Log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
