@@ -11,22 +11,19 @@ channel = grpc.aio.insecure_channel("db.internal:443", interceptors=aio_intercep
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import grpc
 import grpc.aio
 
-from ._proto.status_pb2 import Any as AnyMessage
-from ._proto.status_pb2 import Duration, RetryInfo, Status
+from ._statuses import Metadata, limits_within, status_of
 from .aio import Client as AioClient
 from .client import Client
-from .errors import InvalidRequestError, RefusedError, TollgateError
+from .errors import TollgateError
 
 BucketOf = Callable[[str], Optional[Tuple[str, str]]]
 """The namespace and the bucket of a method such as ``/package.Service/Method``; ``None`` for a
 method that takes no tokens."""
-
-_Metadata = Tuple[Tuple[str, bytes], ...]
 
 
 class QuotaError(grpc.RpcError):
@@ -37,7 +34,7 @@ class QuotaError(grpc.RpcError):
 
     It is also the call that has failed so, as other interceptors, futures and streams want it."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, metadata: _Metadata) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
         super().__init__(details)
         self._code = code
         self._details = details
@@ -133,11 +130,11 @@ class QuotaInterceptor(
         bucket = self._bucket_of(details.method)
         if bucket is not None:
             start = time.monotonic()
-            limits = _limits(self._max_wait, self._client.default_deadline, details.timeout)
+            limits = limits_within(self._max_wait, self._client.default_deadline, details.timeout)
             try:
                 self._client.acquire(*bucket, **limits)
             except TollgateError as error:
-                return QuotaError(*_status(error))
+                return QuotaError(*status_of(error))
             details = _after(details, time.monotonic() - start)
             if details.timeout == 0.0:
                 return QuotaError(*_LATE)
@@ -169,11 +166,11 @@ class _AioQuota:
         if bucket is None:
             return details
         start = time.monotonic()
-        limits = _limits(self._max_wait, self._client.default_deadline, details.timeout)
+        limits = limits_within(self._max_wait, self._client.default_deadline, details.timeout)
         try:
             await self._client.acquire(*bucket, **limits)
         except TollgateError as error:
-            raise _aio_error(*_status(error)) from error
+            raise _aio_error(*status_of(error)) from error
         details = _after(details, time.monotonic() - start)
         if details.timeout == 0.0:
             raise _aio_error(*_LATE)
@@ -204,17 +201,6 @@ class _StreamStream(_AioInterceptor, grpc.aio.StreamStreamClientInterceptor):
     intercept_stream_stream: Any = _AioInterceptor._intercept
 
 
-def _limits(
-    max_wait: Optional[float], deadline: float, timeout: Optional[float]
-) -> Dict[str, Any]:
-    """The limits of a request for a call that may take so long, the answer and the wait together."""
-    if timeout is None:
-        return {"max_wait": max_wait}
-    deadline = min(deadline, max(timeout, 0.0))
-    left = max(timeout - deadline, 0.0)
-    return {"deadline": deadline, "max_wait": left if max_wait is None else min(max_wait, left)}
-
-
 def _after(details: Any, seconds: float) -> Any:
     """The details of a call that has waited so long: that much less is left of its timeout."""
     if details.timeout is None:
@@ -222,28 +208,12 @@ def _after(details: Any, seconds: float) -> Any:
     return details._replace(timeout=max(details.timeout - seconds, 0.0))
 
 
-_LATE: Tuple[grpc.StatusCode, str, _Metadata] = (
+_LATE: Tuple[grpc.StatusCode, str, Metadata] = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     "the wait for tokens has taken the whole timeout",
     (),
 )
 
 
-def _aio_error(code: grpc.StatusCode, text: str, metadata: _Metadata) -> grpc.aio.AioRpcError:
+def _aio_error(code: grpc.StatusCode, text: str, metadata: Metadata) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), text)
-
-
-def _status(error: TollgateError) -> Tuple[grpc.StatusCode, str, _Metadata]:
-    if isinstance(error, InvalidRequestError):
-        return grpc.StatusCode.INVALID_ARGUMENT, str(error), ()
-    if not isinstance(error, RefusedError):
-        return grpc.StatusCode.UNAVAILABLE, str(error), ()
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    if error.retry_after is None:
-        return code, str(error), ()
-    seconds = min(error.retry_after, 1e10)
-    delay = Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
-    info = RetryInfo(retry_delay=delay).SerializeToString()
-    detail = AnyMessage(type_url="type.googleapis.com/google.rpc.RetryInfo", value=info)
-    status = Status(code=code.value[0], message=str(error), details=[detail])
-    return code, str(error), (("grpc-status-details-bin", status.SerializeToString()),)

@@ -90,18 +90,47 @@ def test_what_is_refused_is_charged_later(connect, fake, later):
         later(client, 5.0)
         client.charge("db", "rows", 1)
         asked = fake.asked("db", "rows")
-        # About once a second, if not told to ask earlier.
+        # After half a second, and then after a longer pause, if not told to ask earlier.
         assert asked[-4:] == [5] * 4
         fake.answer("db", "rows", FakeAnswer.GRANT)
-        later(client, 2.0)
+        later(client, 5.0)
         assert fake.asked("db", "rows")[len(asked) :] == [6]
-        later(client, 2.0)
+        later(client, 5.0)
         assert fake.asked("db", "rows")[len(asked) :] == [6]
+
+
+def test_what_nobody_takes_for_a_minute_is_dropped(connect, fake, later, caplog):
+    client = connect(fake)
+    fake.answer("db", "rows", FakeAnswer.refuse(100.0))
+    for _ in range(100):
+        client.charge("db", "rows", 5)
+        later(client, 1.0)
+    assert "db:rows can't be charged: nothing could be taken for a minute" in caplog.messages[0]
+    # What was charged in the first minute is gone.
+    fake.answer("db", "rows", FakeAnswer.GRANT)
+    later(client, 20.0)
+    asked = fake.asked("db", "rows")
+    assert asked[-1] < 300
+    # Each refused request was made after a longer pause than the one before.
+    assert len(asked) < 40
+
+
+def test_what_is_taken_in_part_is_not_dropped(connect, fake, later, caplog):
+    client = connect(fake)
+    # One token in ten seconds.
+    fake.answer("db", "rows", FakeAnswer.rate(0.1, 1))
+    client.charge("db", "rows", 20)
+    later(client, 300.0)
+    assert not caplog.messages
+    assert fake.asked("db", "rows")[-1] == 1
+    before = len(fake.asked("db", "rows"))
+    later(client, 100.0)
+    assert len(fake.asked("db", "rows")) == before
 
 
 @pytest.mark.parametrize(
     "reason, calls",
-    [(NoAnswer.TIMEOUT, 1), (NoAnswer.FAILED, 1), (NoAnswer.FORBIDDEN, 1), (NoAnswer.OVERLOADED, 5)],
+    [(NoAnswer.TIMEOUT, 1), (NoAnswer.FAILED, 1), (NoAnswer.FORBIDDEN, 1), (NoAnswer.OVERLOADED, 4)],
 )
 def test_what_may_have_been_taken_is_not_taken_again(reason, calls, fake, later, monkeypatch):
     asked: List[int] = []
@@ -117,7 +146,7 @@ def test_what_may_have_been_taken_is_not_taken_again(reason, calls, fake, later,
     later(client, 5.0)
     assert asked == [5] * calls
     client.charge("db", "rows", 6)
-    later(client, 1.5)
+    later(client, 5.0)
     assert asked[-1] == (6 if calls == 1 else 11)
 
 
@@ -213,7 +242,7 @@ def test_all_is_charged_once_over_random_histories(seed, fake, later):
         assert taken <= charged
     fake.answer("db", "rows", FakeAnswer.GRANT)
     # Where one token was the most at once, twenty a round.
-    later(client, 1.0 + charged / 200 / 0.75)
+    later(client, 10.0 + charged / 200 / 0.75)
     assert taken == charged
 
 

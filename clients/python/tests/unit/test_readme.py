@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -26,6 +27,10 @@ def test_the_scenarios_of_the_table_are_tested():
 )
 def test_the_examples_name_what_there_is(program):
     compile(program, "README.md", "exec")
+    imported = {"DatabaseStub", "ThreadPoolExecutor"}
+    for module, names in re.findall(r"^from (tollgate_client\S*) import (.+)$", program, re.M):
+        there = vars(importlib.import_module(module))
+        assert set(names.split(", ")) <= set(there)
+        imported.update(names.split(", "))
     names = re.findall(r"\b(?:[A-Z]\w+|aio)(?=[.(])", program)
-    others = {"DatabaseStub", "QuotaInterceptor", "QuotaMiddleware"}
-    assert {name for name in names if not hasattr(tollgate_client, name)} <= others
+    assert {name for name in names if not hasattr(tollgate_client, name)} <= imported

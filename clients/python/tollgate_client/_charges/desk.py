@@ -14,20 +14,27 @@ from ..request import Request, message
 MOST_BUCKETS = 10_000
 """The most buckets with charges at a time."""
 
+LEAST_PAUSE = 0.5
+"""The most seconds before a charge is tried again that was refused for the first time."""
+
 
 class Charge:
     """What one bucket is charged."""
 
-    __slots__ = ("namespace", "bucket", "tokens", "most", "due")
+    __slots__ = ("namespace", "bucket", "tokens", "most", "due", "pause", "since")
 
-    def __init__(self, namespace: str, bucket: str) -> None:
+    def __init__(self, namespace: str, bucket: str, tokens: int, now: float) -> None:
         self.namespace = namespace
         self.bucket = bucket
-        self.tokens = 0
+        self.tokens = tokens
         self.most: Optional[int] = None
         """The most that the bucket gives to one request, as far as is known."""
         self.due = 0.0
         """Not before then."""
+        self.pause = LEAST_PAUSE
+        """The next longest pause in seconds."""
+        self.since = now
+        """Since when nothing could be taken."""
 
 
 class Desk(desk.Desk[Any]):
@@ -60,8 +67,7 @@ class Desk(desk.Desk[Any]):
             elif len(self._open) < MOST_BUCKETS:
                 # Whoever charges learns what is wrong with a name, as nobody else could.
                 message(Request(namespace, bucket))
-                charge = self._open[name] = Charge(namespace, bucket)
-                charge.tokens = tokens
+                self._open[name] = Charge(namespace, bucket, tokens, self._clock())
             else:
                 self.log_dropped(namespace, bucket, "there are charges of too many buckets")
                 return False

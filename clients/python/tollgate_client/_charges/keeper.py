@@ -13,7 +13,7 @@ from .._keep.keeping import LONGEST_CLOSE
 from ..answers import Reason, Refused
 from ..errors import InvalidRequestError, NoAnswer, NoDecisionError, TollgateError
 from ..request import Request
-from .desk import Charge, Desk
+from .desk import LEAST_PAUSE, Charge, Desk
 
 TOGETHER = 0.1
 """Seconds in which charges are put together."""
@@ -21,8 +21,12 @@ TOGETHER = 0.1
 _ANSWER_TIMEOUT = 2.0
 """Seconds that an answer may take."""
 
-_LONGEST_PAUSE = 1.0
-"""The most seconds before a charge that was refused is tried again."""
+_LONGEST_PAUSE = 10.0
+"""The most seconds before a charge that was refused is tried again: the pause doubles."""
+
+_LONGEST_OPEN = 60.0
+"""A bucket of which nothing could be taken for so many seconds is not charged: what it is charged is
+of the past, and would refuse the present."""
 
 _MOST_IN_TURN = 20
 """The most calls for one bucket in a row."""
@@ -58,7 +62,7 @@ class Keeper:
     def _take(self, charge: Charge, end: float) -> Plan[bool]:
         """Takes one charge, as far as that is possible now. Returns whether there was an answer."""
         total = left = charge.tokens
-        is_answered, pause = True, 0.0
+        is_answered, has_taken, pause = True, False, 0.0
         for _ in range(_MOST_IN_TURN):
             tokens = left if charge.most is None else min(left, charge.most)
             request = Request(charge.namespace, charge.bucket, tokens)
@@ -81,11 +85,11 @@ class Keeper:
             else:
                 if not isinstance(answer, Refused):
                     # Who is charged does not wait.
-                    left = max(left - answer.tokens, 0)
+                    left, has_taken = max(left - answer.tokens, 0), True
                     if METRICS is not None:
                         METRICS.charged(answer.tokens)
                 elif answer.retry_after is not None or answer.reason is Reason.UNAVAILABLE:
-                    pause = min(answer.retry_after or _LONGEST_PAUSE, _LONGEST_PAUSE)
+                    pause = answer.retry_after or _LONGEST_PAUSE
                 elif answer.reason in (Reason.LIMIT, Reason.TOO_MANY_TOKENS) and tokens > 1:
                     charge.most = tokens // 2
                 else:
@@ -93,6 +97,19 @@ class Keeper:
                     left = 0
             if not left or pause:
                 break
-        charge.due = self._clock() + pause
+        self._put_off(charge, pause, has_taken)
         self._desk.settle(charge, total - left)
+        if left and self._clock() - charge.since > _LONGEST_OPEN:
+            why = "nothing could be taken for a minute"
+            self._desk.log_dropped(charge.namespace, charge.bucket, why)
+            self._desk.settle(charge, charge.tokens)
         return is_answered
+
+    def _put_off(self, charge: Charge, pause: float, has_taken: bool) -> None:
+        """Leaves a charge alone for a while."""
+        now = self._clock()
+        charge.due = now + min(pause, charge.pause)
+        if has_taken:
+            charge.since, charge.pause = now, LEAST_PAUSE
+        else:
+            charge.pause = min(charge.pause * 2, _LONGEST_PAUSE)
