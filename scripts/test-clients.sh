@@ -11,7 +11,7 @@ python=$target/python/test/bin/python
   exit 1
 }
 
-printf '\n== client libraries: many processes in three languages\n'
+printf '\n== %(%T)T client libraries: many processes in three languages\n' -1
 # shellcheck source=scripts/lib-build.sh
 . scripts/lib-build.sh
 cargo build --workspace --locked --quiet --bin tollgate --example worker

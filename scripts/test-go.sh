@@ -29,7 +29,7 @@ command -v go >/dev/null || {
 # The race detector needs it.
 export CGO_ENABLED=1
 
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %(%T)T %s\n' -1 "$*"; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -29,7 +29,7 @@ python=python3
   exit 1
 }
 
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %(%T)T %s\n' -1 "$*"; }
 
 # new_environment NAME: a clean virtual environment.
 new_environment() {

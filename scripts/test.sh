@@ -20,7 +20,7 @@ case "$*" in
   ;;
 esac
 
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %(%T)T %s\n' -1 "$*"; }
 
 # haproxy is in /usr/sbin, which is not on every user's PATH.
 export PATH="$PATH:/usr/sbin"
