@@ -25,8 +25,17 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
     let body =
         serde_json::to_string(&args.request.request()?).map_err(|error| error.to_string())?;
-    let request = ApiRequest { method: Method::POST, path: "/v1/explain".to_owned(), body };
-    Ok(match args.api.print_answer(request, text)? {
+    print_explanation(&args.api, "/v1/explain", body)
+}
+
+/// Prints what a node explains at this path. The exit code is 0 if the request would be granted.
+pub(super) fn print_explanation(
+    api: &ApiArgs,
+    path: &str,
+    body: String,
+) -> Result<ExitCode, String> {
+    let request = ApiRequest { method: Method::POST, path: path.to_owned(), body };
+    Ok(match api.print_answer(request, text)? {
         Answered::Yes(answer) => ExitCode::from(u8::from(answer["answer"]["status"] != "OK")),
         refused @ Answered::Refused => refused.exit_code(),
     })

@@ -1,4 +1,5 @@
-//! `tollgate holds`: shows what is held of a resource, and ends a session.
+//! `tollgate holds`: shows what is held of a resource, explains what a request for a hold would be answered,
+//! and ends a session.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -6,22 +7,30 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
+use tollgate_proto::tollgate::v1::ReserveRequest;
 
 use super::api::{Answered, ApiArgs, ApiRequest, held_path};
+use super::explain::print_explanation;
+use super::request::CopiesArgs;
 use super::text::{date, quoted};
 
 #[derive(clap::Args)]
-#[command(after_help = "Both need the role administer.
+#[command(
+    after_help = "`show` and `end` need the role administer, `explain` the right to ask for the copies.
 
 Examples:
   tollgate holds show sandbox
       The limits of the resource, what its groups hold, and who holds copies until when. The hold of
       `tollgate hold` has the name of its machine and its process id
+  tollgate holds explain sandbox acme --copies 10
+      Whether the domain acme would be granted ten copies now, and which limit refuses them
   tollgate holds end sandbox 6f1c22ab
       End a session, and free what it holds at once: its client learns it with its next KeepAlive, and
       may use the copies until then, and reserve new ones. First stop a client that does not renew
 
-Exit codes: 0 done; 1 the node refused, or the session held nothing; 2 no answer.")]
+Exit codes: 0 done, or would be granted; 1 the node refused, or would refuse the copies, or the
+session held nothing; 2 no answer."
+)]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -31,6 +40,8 @@ pub(super) struct Args {
 enum Command {
     /// Show the limits of a resource, and what is held of it
     Show(Show),
+    /// Explain what a request for a new hold would be answered; holds nothing
+    Explain(Explain),
     /// End a session, and free what it holds
     End(End),
 }
@@ -39,6 +50,14 @@ enum Command {
 struct Show {
     /// The resource
     resource: String,
+    #[command(flatten)]
+    api: ApiArgs,
+}
+
+#[derive(clap::Args)]
+struct Explain {
+    #[command(flatten)]
+    asked: CopiesArgs,
     #[command(flatten)]
     api: ApiArgs,
 }
@@ -58,6 +77,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     let answered = match args.command {
         Command::Show(Show { resource, api }) => {
             api.print_answer(request(Method::GET, held_path(&resource, None)), shown)
+        }
+        Command::Explain(Explain { asked, api }) => {
+            let CopiesArgs { resource, domain, copies, min } = asked;
+            let asked =
+                ReserveRequest { resource, domain, copies, min_copies: min, ..Default::default() };
+            let body = serde_json::to_string(&asked).map_err(|error| error.to_string())?;
+            return print_explanation(&api, "/v1/holds/explain", body);
         }
         Command::End(End { resource, session, api }) => {
             let path = held_path(&resource, Some(&session));

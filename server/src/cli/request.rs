@@ -13,18 +13,32 @@ use super::node::{Node, NodeArgs};
 use crate::settings::duration;
 use tollgate_client::connection::answer_within;
 
+/// Hits or copies to ask for.
+#[derive(clap::Args)]
+pub(super) struct CopiesArgs {
+    /// The resource
+    pub(super) resource: String,
+    /// The domain that uses it: a user or a tenant
+    pub(super) domain: String,
+    /// The most to ask for; 0 means 1
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    pub(super) copies: i64,
+    /// The least to accept; 0 means 1
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    pub(super) min: i64,
+}
+
+impl From<CopiesArgs> for ThrottleRequest {
+    fn from(args: CopiesArgs) -> Self {
+        let CopiesArgs { resource, domain, copies, min } = args;
+        Self { resource, domain, copies, min_copies: min }
+    }
+}
+
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The resource
-    resource: String,
-    /// The domain that uses it: a user or a tenant
-    domain: String,
-    /// The most hits to ask for; 0 means 1
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    copies: i64,
-    /// The least hits to accept; 0 means 1
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    min: i64,
+    #[command(flatten)]
+    asked: CopiesArgs,
     /// How long to wait for hits: asks again when they may be granted
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s")]
     max_wait: Duration,
@@ -37,12 +51,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     let node = args.node.node()?;
-    let request = ThrottleRequest {
-        resource: args.resource,
-        domain: args.domain,
-        copies: args.copies,
-        min_copies: args.min,
-    };
+    let request = ThrottleRequest::from(args.asked);
     let response = super::block_on(ask(&node, &request, args.max_wait))??;
     if args.json {
         let text = serde_json::to_string(&response).map_err(|error| error.to_string())?;

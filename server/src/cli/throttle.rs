@@ -1,4 +1,5 @@
-//! `tollgate throttle`: shows what a domain's hits stand at, and forgets them.
+//! `tollgate throttle`: shows what a domain's hits stand at, explains what a request would be answered, and
+//! forgets hits.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -6,20 +7,27 @@ use std::time::Duration;
 use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
+use tollgate_proto::tollgate::v1::ThrottleRequest;
 
 use super::api::{ApiArgs, ApiRequest, hits_path};
+use super::explain::print_explanation;
+use super::request::CopiesArgs;
 use super::text::quoted;
 
 #[derive(clap::Args)]
-#[command(after_help = "`show` needs the right to ask for the hits, `reset` the role administer.
+#[command(
+    after_help = "`show` and `explain` need the right to ask for the hits, `reset` the role administer.
 
 Examples:
   tollgate throttle show search acme
       The limits of the domain acme on the resource search, its tiers, and when it may have the next hit
+  tollgate throttle explain search acme --copies 10
+      Whether it would be granted ten hits now, and which limit refuses them
   tollgate throttle reset search acme
       Forget its hits, and end its cooldowns
 
-Exit codes: 0 done; 1 the node refused; 2 no answer.")]
+Exit codes: 0 done, or would be granted; 1 the node refused, or would refuse the hits; 2 no answer."
+)]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -29,8 +37,18 @@ pub(super) struct Args {
 enum Command {
     /// Show the limits of a domain on a resource, and what it stands at; takes nothing
     Show(Names),
+    /// Explain what a request for hits would be answered; takes nothing
+    Explain(Explain),
     /// Forget the hits of a domain on a resource, and end its cooldowns
     Reset(Names),
+}
+
+#[derive(clap::Args)]
+struct Explain {
+    #[command(flatten)]
+    asked: CopiesArgs,
+    #[command(flatten)]
+    api: ApiArgs,
 }
 
 #[derive(clap::Args)]
@@ -46,6 +64,11 @@ struct Names {
 pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     let (method, Names { resource, domain, api }) = match args.command {
         Command::Show(names) => (Method::GET, names),
+        Command::Explain(Explain { asked, api }) => {
+            let body = serde_json::to_string(&ThrottleRequest::from(asked));
+            let body = body.map_err(|error| error.to_string())?;
+            return print_explanation(&api, "/v1/throttle/explain", body);
+        }
         Command::Reset(names) => (Method::DELETE, names),
     };
     let is_look = method == Method::GET;

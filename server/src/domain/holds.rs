@@ -135,6 +135,48 @@ pub struct Reservation {
     pub has_backlog: bool,
 }
 
+/// The copies that a limit leaves room for.
+pub fn room(limit: Option<u64>, held: u64) -> u64 {
+    limit.unwrap_or(MAX_HELD).saturating_sub(held)
+}
+
+impl Reservation {
+    /// What comes of a new hold where so much is held, and names have no bounds.
+    pub fn decide(self, new: &NewHold<'_>, limits: &HoldLimits<'_>) -> Self {
+        let allowed = self.allowed(new, limits);
+        let granted = if limits.enforced { allowed } else { self.most(new) };
+        if granted < new.min_copies {
+            return Self { outcome: HoldOutcome::NoRoom, allowed, ..self };
+        }
+        Self {
+            outcome: HoldOutcome::Made,
+            granted,
+            allowed,
+            domain_held: self.domain_held + granted,
+            groups_held: self.groups_held.into_iter().map(|held| held + granted).collect(),
+            all_held: self.all_held + granted,
+            ..self
+        }
+    }
+
+    /// The copies that the limits grant a new hold where so much is held; 0 if fewer than the least.
+    fn allowed(&self, new: &NewHold<'_>, limits: &HoldLimits<'_>) -> u64 {
+        let groups = limits.groups.iter().zip(&self.groups_held);
+        let group_room = groups.map(|(group, held)| room(group.limit, *held)).min();
+        let allowed = self
+            .most(new)
+            .min(room(limits.domain, self.domain_held))
+            .min(room(limits.global, self.all_held))
+            .min(group_room.unwrap_or(MAX_HELD));
+        if allowed < new.min_copies { 0 } else { allowed }
+    }
+
+    /// The copies that a new hold gets without limits.
+    fn most(&self, new: &NewHold<'_>) -> u64 {
+        new.copies.min(MAX_HELD.saturating_sub(self.all_held))
+    }
+}
+
 /// The result of a [`NewHold`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HoldOutcome {
@@ -298,9 +340,6 @@ impl Holds {
         let domain_held = self.held.by_domain(new.domain);
         let groups_held: Vec<u64> =
             group_names.clone().map(|name| self.held.by_group(name)).collect();
-        let room = |limit: Option<u64>, held| limit.unwrap_or(MAX_HELD).saturating_sub(held);
-        let groups = limits.groups.iter().zip(&groups_held);
-        let group_room = groups.map(|(group, held)| room(group.limit, *held)).min();
         let answer = Reservation {
             domain_held,
             groups_held,
@@ -318,21 +357,16 @@ impl Holds {
         if is_known {
             self.renew(new.session, Some(new.ttl_ms), now_ms);
         }
-        let most = new.copies.min(MAX_HELD.saturating_sub(self.held.all));
-        let allowed =
-            most.min(room(limits.domain, domain_held)).min(room(limits.global, self.held.all));
-        let allowed = allowed.min(group_room.unwrap_or(MAX_HELD));
-        let allowed = if allowed < new.min_copies { 0 } else { allowed };
-        let granted = if limits.enforced { allowed } else { most };
-        let answer = Reservation { allowed, ..answer };
         if limits.bounds.are_met(self.holds)
             || session_bytes > MAX_SESSION_BYTES
             || (limits.bounds.known_only && !is_known)
         {
-            return Reservation { outcome: HoldOutcome::TooMany, ..answer };
+            let allowed = answer.allowed(new, limits);
+            return Reservation { outcome: HoldOutcome::TooMany, allowed, ..answer };
         }
-        if granted < new.min_copies {
-            return Reservation { outcome: HoldOutcome::NoRoom, ..answer };
+        let decided = answer.decide(new, limits);
+        if decided.granted == 0 {
+            return decided;
         }
         if !is_known {
             self.sessions.insert(new.session.into(), Session::default());
@@ -340,19 +374,13 @@ impl Holds {
         }
         if let Some(session) = self.sessions.get_mut(new.session) {
             let groups = group_names.map(Into::into).collect();
-            let hold = Hold { domain: new.domain.into(), groups, copies: granted };
-            self.held.add(&hold, granted);
+            let hold = Hold { domain: new.domain.into(), groups, copies: decided.granted };
+            self.held.add(&hold, decided.granted);
             session.holds.insert(new.hold.into(), hold);
             session.bytes = session_bytes;
         }
         self.holds += 1;
-        Reservation {
-            granted,
-            domain_held: domain_held + granted,
-            groups_held: answer.groups_held.iter().map(|held| held + granted).collect(),
-            all_held: self.held.all,
-            ..answer
-        }
+        decided
     }
 
     /// Cuts a hold to `keep` copies; 0 ends it. Returns the copies left; 0 if there is no such hold. Renews

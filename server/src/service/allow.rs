@@ -19,7 +19,6 @@ mod look;
 mod rate_limit;
 mod settle;
 
-pub use explain::{Effect, Explanation, Step};
 pub use look::{Balance, BucketView, FillError, Filled, ServedBy};
 pub use rate_limit::{CurrentLimit, Descriptor, DescriptorAnswer, Hits, RateLimitQuery};
 pub use settle::{Permit, Settlement};

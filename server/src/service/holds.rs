@@ -1,6 +1,8 @@
 //! `Holds`: copies of resources that domains hold. Finds the limits of the resource and asks the store. If
 //! the store fails, the failure policy of the limits decides, and nothing is recorded.
 
+mod explain;
+
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -189,18 +191,12 @@ impl<S: HoldStore> HoldService<S> {
             check_unconfigured(&snapshot, query.resource)
                 .inspect_err(|_| resource.meter.count(ReserveOutcome::NotFound))?;
         }
-        let groups: SmallVec<[GroupLimit<'_>; 4]> = limits
-            .into_iter()
-            .flat_map(|limits| limits.groups_of(query.domain))
-            .map(|group| GroupLimit { name: &group.name, limit: group.limit })
-            .collect();
         let now = state.clock.now();
+        let groups = resource.groups_of(query.domain);
         let hold_limits = HoldLimits {
-            domain: limits.and_then(|limits| limits.domain_limit_of(query.domain)),
-            groups: &groups,
-            global: limits.and_then(|limits| limits.global_limit),
             bounds: resource.bounds((query.resource, query.session), now),
             enforced: resource.is_enforced(state, &snapshot),
+            ..resource.limits_of(query.domain, &groups)
         };
         let target = resource.target(query.resource, caller);
         let (decided, degraded) = match self.store.reserve(&target, &new, &hold_limits).await {
@@ -443,6 +439,23 @@ impl<'a> Resource<'a> {
     /// The most holds of a resource, and the most sessions; `None`: no limit.
     fn max_holds(&self) -> Option<u64> {
         self.limits.map_or(Some(MAX_HOLDS), |limits| limits.max_holds)
+    }
+
+    /// The groups that a domain is in.
+    fn groups_of(&self, domain: &str) -> SmallVec<[GroupLimit<'a>; 4]> {
+        let groups = self.limits.into_iter().flat_map(|limits| limits.groups_of(domain));
+        groups.map(|group| GroupLimit { name: &group.name, limit: group.limit }).collect()
+    }
+
+    /// The limits on copies of a domain in these groups, enforced, and without bounds.
+    fn limits_of<'l>(&self, domain: &str, groups: &'l [GroupLimit<'l>]) -> HoldLimits<'l> {
+        HoldLimits {
+            domain: self.limits.and_then(|limits| limits.domain_limit_of(domain)),
+            groups,
+            global: self.limits.and_then(|limits| limits.global_limit),
+            bounds: HoldBounds::default(),
+            enforced: true,
+        }
     }
 
     /// The bounds on a hold in this session.

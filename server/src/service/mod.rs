@@ -21,6 +21,7 @@ pub mod allow;
 mod bounds;
 pub mod capacity;
 pub mod documents;
+pub mod explain;
 pub mod fair_queue;
 pub mod holds;
 pub mod kill_switch;

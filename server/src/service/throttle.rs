@@ -1,6 +1,7 @@
 //! `Throttle`: hits of a domain on a resource. Finds the throttle of the resource and asks the store. If
 //! the store fails, the failure policy of the limits decides.
 
+mod explain;
 mod look;
 
 use std::sync::Arc;
@@ -116,8 +117,7 @@ impl<S: ThrottleStore> ThrottleService<S> {
             && answer.decision.granted < copies
         {
             meter.count_shadowed(outcome);
-            answer.decision = Decision { granted: copies, retry_after_us: None, ..answer.decision };
-            answer.shadow = true;
+            answer.lift(copies);
         }
         if is_one_too_many
             && !answer.shadow
@@ -141,13 +141,8 @@ impl<S: ThrottleStore> ThrottleService<S> {
     ) -> Decision {
         let granted = match (policy, &self.state.fallback) {
             (FailurePolicy::Local, Some(fallback)) => {
-                let nodes = fallback.health.nodes();
-                let all = &request.limits;
-                let tiers: Vec<Tier> = all.tiers.iter().map(|tier| tier.share(nodes)).collect();
-                let part = |limit: Option<u64>| limit.map(|limit| share(limit, nodes));
-                let (hard, global) = (part(all.hard), part(all.global));
-                let limits = HitLimits { hard, global, tiers: &tiers, ..*all };
-                let request = HitRequest { limits, ..*request };
+                let mut tiers = Vec::new();
+                let request = request_of_node(request, fallback.health.nodes(), &mut tiers);
                 match fallback.local.request_hits(&request).await {
                     Ok(decision) => return decision,
                     Err(_) => 0,
@@ -158,6 +153,19 @@ impl<S: ThrottleStore> ThrottleService<S> {
         };
         Decision { granted, ..Decision::default() }
     }
+}
+
+/// The request with the limits of one of so many nodes that decide independently; `tiers` keeps its tiers.
+fn request_of_node<'a>(
+    request: &HitRequest<'a>,
+    nodes: u32,
+    tiers: &'a mut Vec<Tier>,
+) -> HitRequest<'a> {
+    let all = &request.limits;
+    tiers.extend(all.tiers.iter().map(|tier| tier.share(nodes)));
+    let part = |limit: Option<u64>| limit.map(|limit| share(limit, nodes));
+    let (hard, global) = (part(all.hard), part(all.global));
+    HitRequest { limits: HitLimits { hard, global, tiers, ..*all }, ..*request }
 }
 
 /// A domain and the throttle of its resource.
@@ -246,6 +254,12 @@ impl HitAnswer {
     /// or nobody knows.
     pub fn retry_after_ms(&self) -> i64 {
         self.decision.retry_after_us.map_or(0, |us| (us + 999).div_euclid(1000))
+    }
+
+    /// Grants all hits, as the limits are not enforced.
+    fn lift(&mut self, copies: u64) {
+        self.decision = Decision { granted: copies, retry_after_us: None, ..self.decision };
+        self.shadow = true;
     }
 
     /// Counts the answer to a request for `copies`, before shadow is applied, and returns its outcome.

@@ -34,7 +34,8 @@ pub trait ThrottleStore: Clone + Send + Sync + 'static {
         request: &HitRequest<'_>,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
 
-    /// Looks at what the domain of a request stands at. Changes nothing.
+    /// Looks at what the domain of a request stands at, and what the request would be answered. Changes
+    /// nothing.
     fn look_at_hits(
         &self,
         request: &HitRequest<'_>,

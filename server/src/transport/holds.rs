@@ -94,7 +94,11 @@ pub(super) async fn reserve<S: HoldStore>(
     caller: &Caller,
 ) -> Result<ReserveResponse, Failure> {
     caller.may_use_for(&request.resource, &request.domain)?;
-    let query = ReserveQuery {
+    Ok(response(holds.reserve(&query(request), caller.id()).await?))
+}
+
+pub(super) fn query(request: &ReserveRequest) -> ReserveQuery<'_> {
+    ReserveQuery {
         resource: &request.resource,
         session: &request.session,
         ttl_ms: request.session_ttl_millis,
@@ -102,11 +106,10 @@ pub(super) async fn reserve<S: HoldStore>(
         domain: &request.domain,
         copies: request.copies,
         min_copies: request.min_copies,
-    };
-    Ok(response(holds.reserve(&query, caller.id()).await?))
+    }
 }
 
-fn response(answer: ReserveAnswer) -> ReserveResponse {
+pub(super) fn response(answer: ReserveAnswer) -> ReserveResponse {
     let status = if answer.granted > 0 { WireStatus::Ok } else { WireStatus::Rejected };
     let groups = answer.groups.into_iter().map(|group| HeldByGroup {
         name: group.name.into(),

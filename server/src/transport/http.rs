@@ -72,13 +72,15 @@ const LIMITS_PATH: &str = "/v1/limits";
 const HELD_PREFIX: &str = "/v1/held/";
 
 /// The paths of requests with a body: for tokens, hits or holds, or about them.
-const ASK_PATHS: [&str; 10] = [
+const ASK_PATHS: [&str; 12] = [
     allow::PATH,
     settle::PATH,
     rate_limit::PATH,
     EXPLAIN_PATH,
     throttle::REQUEST_PATH,
+    throttle::EXPLAIN_PATH,
     holds::RESERVE_PATH,
+    holds::EXPLAIN_PATH,
     holds::RELEASE_PATH,
     holds::TRANSFER_PATH,
     holds::KEEP_ALIVE_PATH,
@@ -164,6 +166,7 @@ pub fn router<
         .route(settle::PATH, post(settle::settle::<B, L>))
         .route(rate_limit::PATH, post(rate_limit::should_rate_limit::<B, L>))
         .route(throttle::REQUEST_PATH, post(throttle::request::<B, L>))
+        .route(throttle::EXPLAIN_PATH, post(throttle::explain::<B, L>))
         .merge(holds::routes())
         .route(EXPLAIN_PATH, post(explain::explain::<B, L>))
         .route("/v1/limits/versions", get(limits::history::<B, L>))

@@ -163,9 +163,13 @@ fn both_stores_decide_alike() {
                 (memory.request_hits(&request).await, shared.request_hits(&request).await)
             });
             prop_assert_eq!(decision, expected, "step {}: {:?}", nth, step);
-            if let (Some((Ok(look), _)), Ok(decision), 1) = (&looks, decision, step.min_copies) {
-                let next = if decision.granted > 0 { Some(0) } else { decision.retry_after_us };
-                prop_assert_eq!(look.next_hit_us, next, "look at step {}: {:?}", nth, step);
+            if let (Some((Ok(look), _)), Ok(decision)) = (&looks, decision) {
+                prop_assert_eq!(look.next, decision, "look at step {}: {:?}", nth, step);
+                if hard.is_none() && global.is_none() && !decision.not_known {
+                    let room = step.copies.min(look.room(tiers));
+                    let granted = if room < step.min_copies { 0 } else { room };
+                    prop_assert_eq!(decision.granted, granted, "room at step {}: {:?}", nth, step);
+                }
             }
             let kind = match expected {
                 Ok(decision) if decision.burst => 3,
@@ -285,7 +289,7 @@ fn corrupt_values_count_as_absent() {
         let mut set = redis::cmd("SET");
         set.arg("a{a:b}").arg(value).arg("PXAT").arg(expires_ms).exec(&mut inside).unwrap();
         let look = runtime.block_on(shared.look_at_hits(&request)).unwrap();
-        assert_eq!((look.tier, look.next_hit_us), (0, Some(0)), "{value:?}");
+        assert_eq!((look.tier, look.granted_in_us()), (0, Some(0)), "{value:?}");
         let decision = runtime.block_on(shared.request_hits(&request)).unwrap();
         assert_eq!((decision.granted, decision.burst), (3, true), "{value:?}");
         assert_eq!(runtime.block_on(shared.look_at_hits(&request)).unwrap().tiers[0].hits, 3);

@@ -266,6 +266,25 @@ async fn groups_are_told_and_sessions_shown_and_ended() {
         );
         assert!(first.starts_with("session   \"a/b\", until "), "{shown:?}");
         assert_eq!(*hold, "          3 copies for \"t-1\", hold \"h\"");
+        let explained = run(&["explain", &resource, "t-2", "--copies", "2"]);
+        assert_eq!(
+            (explained.code, &*explained.stdout),
+            (
+                1,
+                "REJECTED: would be refused until enough copies are released\n\n\
+                 step          effect\n\
+                 request       notes    asks for 2 copies, or 1 at least, of sand/box % for t-2, in a new session\n\
+                 holds         notes    the limits on holds of sand*/* decide\n\
+                 max_holds     permits  at most 100000 holds, and as many sessions, at once (max_holds): there \
+                 are fewer\n\
+                 domain_limit  permits  the domain holds 0 copies of at most 5 (domain_limit)\n\
+                 group         refuses  its group trial holds 3 copies of at most 3\n\
+                 group         permits  its group all holds 4 copies, without a limit\n\
+                 global_limit  permits  all domains hold 4 copies, without a limit\n"
+            ),
+            "{explained:?}"
+        );
+        assert_eq!(run(&["explain", &resource, "acme", "--copies", "2"]).code, 0);
         let ended = run(&["end", &resource, "a/b"]);
         assert_eq!(ended.code, 0);
         assert!(ended.stdout.starts_with("the session is over, and 3 copies free"), "{ended:?}");
@@ -297,6 +316,11 @@ fn only_administrators_see_and_end_sessions() {
         for (method, path) in [("GET", "/v1/held/sandbox"), ("DELETE", "/v1/held/sandbox/x")] {
             assert_eq!(ask(token, method, path), status, "{token:?} {path}");
         }
+        // It tells no sessions, so it is for all who may ask for copies, or observe.
+        let explained =
+            http_with_token(&node, token, "POST", "/v1/holds/explain", &body.to_string()).status;
+        let is_watcher = token == Some(&*callers.watcher);
+        assert_eq!(explained, if is_watcher { 200 } else { status }, "{token:?}");
     }
     for (method, path, status) in [
         ("GET", "/v1/held/", 404),
@@ -342,7 +366,11 @@ fn without_the_store_nothing_ends_and_the_failure_policy_decides() {
             "resource": "sandbox", "session": "s", "hold": "h", "domain": "acme", "copies": 9,
             "minCopies": 2,
         });
+        let explained = call(&node, "explain", &body);
         let alone = call(&node, "reserve", &body);
+        assert_eq!(explained["answer"], alone, "{explained}");
+        let steps = explained["steps"].to_string();
+        assert!(steps.contains(&format!("(on_store_failure: {policy})")), "{explained}");
         assert_eq!((&alone["granted"], &alone["degraded"]), (&json!(granted), &json!(true)));
         assert_eq!((&alone["domainHeld"], &alone["allHeld"]), (&json!("-1"), &json!("-1")));
         let (session, degraded) = renew(&node, "before");

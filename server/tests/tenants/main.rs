@@ -5,6 +5,7 @@
 
 mod cookbook;
 mod cost;
+mod explain;
 mod hits;
 mod hold_books;
 mod hold_cookbook;

@@ -176,8 +176,13 @@ fn without_the_store_the_failure_policy_decides() {
             let answer = http(node.http, method, "/v1/hits/search/acme", b"");
             assert_eq!(answer.status, status, "{answer:?}");
         }
+        let asked = json!({ "resource": "search", "domain": "acme", "copies": 50 }).to_string();
+        let explained = http(node.http, "POST", "/v1/throttle/explain", asked.as_bytes()).json();
         let alone = search(&node, 50);
         assert_eq!((&alone["granted"], &alone["degraded"]), (&json!(granted), &json!(true)));
+        assert_eq!(explained["answer"], alone, "{explained}");
+        let steps = explained["steps"].to_string();
+        assert!(steps.contains(&format!("(on_store_failure: {policy})")), "{explained}");
         let labels = [("template", "search"), ("outcome", outcome)];
         let counted = Scrape::of(node.http);
         // The one before was granted in full, too.
@@ -273,7 +278,31 @@ fn hits_are_shown_and_forgotten() {
              next hit  now\n",
             "{shown:?}"
         );
+        let explained = run(&["explain", "sea/rch %", "a/b", "--copies", "9", "--min", "2"]);
+        assert_eq!(
+            (explained.code, &*explained.stdout),
+            (
+                0,
+                "OK: 3 of 9 hits would be granted\n\n\
+                 step         effect\n\
+                 request      notes    asks for 9 hits, or 2 at least, on sea/rch % for a/b\n\
+                 throttle     notes    the throttle of sea*/* decides\n\
+                 max_domains  notes    at most 2 domains have hits at once (max_domains): other domains may \
+                 be refused\n\
+                 hard_limit   permits  the domain had 0 hits in the last second; 100 at most (hard_limit)\n\
+                 tier         notes    tier 1 can be entered: 1 hit in 1h\n\
+                 tier         notes    tier 2 can be entered: 2 hits in 1h\n\
+                 tiers        permits  the tiers have room for 3 hits\n"
+            ),
+            "{explained:?}"
+        );
         assert_eq!(ask("a/b", 9), "3");
+        let explained = run(&["explain", "sea/rch %", "a/b"]);
+        assert_eq!(explained.code, 1);
+        let start = "REJECTED: would be refused; it could be granted in 59m 5";
+        assert!(explained.stdout.starts_with(start), "{explained:?}");
+        let last = "refuses  the tiers have room for 0 hits\n";
+        assert!(explained.stdout.ends_with(last), "{explained:?}");
         let shown = run(&["show", "sea/rch %", "a/b"]);
         let lines: Vec<_> = shown.stdout.lines().collect();
         assert!(lines[4].starts_with("tier 1    active for 59m 5"), "{shown:?}");
@@ -318,6 +347,9 @@ fn who_may_ask_for_hits_may_look_and_administrators_forget() {
         (Some(&*callers.admin), [200, 200]),
     ] {
         assert_eq!((ask(token, "GET", path), ask(token, "DELETE", path)), (look, forget));
+        let asked = r#"{"resource":"search","domain":"acme"}"#;
+        let explained = http_with_token(&node, token, "POST", "/v1/throttle/explain", asked);
+        assert_eq!(explained.status, look, "{token:?}");
     }
     let admin = Some(&*callers.admin);
     for (method, path, status) in [

@@ -1,6 +1,6 @@
-//! What a domain stands at: its hits, its tiers, and when it may have the next hit.
+//! What a domain stands at: its hits, its tiers, and what a request would be answered.
 
-use super::{AHEAD_US, History, HitLimits, TierState, second};
+use super::{AHEAD_US, Decision, History, HitLimits, Tier, TierState, second};
 use crate::domain::time::Micros;
 
 /// What the hits of a domain on a resource stand at.
@@ -14,11 +14,8 @@ pub struct Standing {
     pub domain_hits: Option<u64>,
     /// The hits of all domains in the last second, if these are limited.
     pub all_hits: Option<u64>,
-    /// How long until a hit would be granted if no others came, in µs; 0: it would be now. `None`: never, by
-    /// these limits, or not as long as there are so many other domains.
-    pub next_hit_us: Option<i64>,
-    /// Whether a hit would be refused only because the domain has no history.
-    pub not_known: bool,
+    /// What the request would be answered.
+    pub next: Decision,
 }
 
 /// What a tier stands at.
@@ -32,15 +29,38 @@ pub struct TierStanding {
     pub hits: u64,
 }
 
+impl Standing {
+    /// How long until the request would be granted if no others came, in µs; 0: it would be now. `None`: never,
+    /// by these limits, or not as long as there are so many other domains.
+    pub fn granted_in_us(&self) -> Option<i64> {
+        if self.next.granted > 0 { Some(0) } else { self.next.retry_after_us }
+    }
+
+    /// How many hits the tiers have room for.
+    pub fn room(&self, tiers: &[Tier]) -> u64 {
+        let current = self.tier.checked_sub(1);
+        let current = current.and_then(|index| tiers.get(index).zip(self.tiers.get(index)));
+        let left = current.map_or(0, |(tier, now)| tier.limit.saturating_sub(now.hits));
+        let is_open =
+            |tier: &Tier, now: &TierStanding| tier.limit > 0 && now.state != TierState::Cooling;
+        let above = tiers.iter().zip(&self.tiers).skip(self.tier);
+        let reached = above.take_while(|(tier, now)| is_open(tier, now) || tier.skippable);
+        let open = reached.filter(|(tier, now)| is_open(tier, now));
+        left + open.map(|(tier, _)| tier.limit).sum::<u64>()
+    }
+}
+
 impl History {
-    /// What a history stands at. `all` has the hits of all domains, if these are limited.
+    /// What a history stands at, and what a request for `copies` hits, and no fewer than `min_copies`, would be
+    /// answered. `all` has the hits of all domains, if these are limited.
     pub fn standing(
         mut self,
         mut all: Option<Self>,
         limits: &HitLimits<'_>,
         now: Micros,
+        (copies, min_copies): (u64, u64),
     ) -> Standing {
-        let next = self.clone().request(all.clone().as_mut(), limits, now, 1, 1);
+        let next = self.clone().request(all.clone().as_mut(), limits, now, copies, min_copies);
         let asked_at = now;
         let now = self.settle(asked_at, AHEAD_US);
         let all_hits = all.as_mut().zip(limits.global).map(|(all, limit)| {
@@ -65,8 +85,7 @@ impl History {
             tiers: tiers.collect(),
             domain_hits: limits.hard.map(|limit| self.second.hits(&second(limit), now)),
             all_hits,
-            next_hit_us: if next.granted > 0 { Some(0) } else { next.retry_after_us },
-            not_known: next.not_known,
+            next,
         }
     }
 }

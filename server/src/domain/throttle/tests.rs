@@ -26,13 +26,13 @@ fn what_a_domain_stands_at() {
     let limits = HitLimits { hard: Some(4), global: Some(9), tiers: &tiers, known_only: false };
     let (mut history, mut all) = (History::default(), History::default());
     let stands = |history: &History, all: &History, s: i64| {
-        let standing = history.clone().standing(Some(all.clone()), &limits, Micros(s * S));
+        let standing = history.clone().standing(Some(all.clone()), &limits, Micros(s * S), (1, 1));
         let tiers = standing
             .tiers
             .iter()
             .map(|tier| (tier.state, tier.ends_us.map(|us| us / S), tier.hits));
         let seconds = (standing.domain_hits, standing.all_hits);
-        (standing.tier, tiers.collect::<Vec<_>>(), seconds, standing.next_hit_us)
+        (standing.tier, tiers.collect::<Vec<_>>(), seconds, standing.granted_in_us())
     };
     use TierState::{Active, Cooling, Inactive};
     let idle = (Inactive, None, 0);

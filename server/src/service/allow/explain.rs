@@ -1,7 +1,6 @@
 //! Explains what a request would be answered, step by step, without taking tokens.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::look::{Balance, ServedBy, why_none};
 use super::{
@@ -14,84 +13,9 @@ use crate::domain::bucket::{self, Terms};
 use crate::domain::names::CallerId;
 use crate::domain::window::{Window, WindowKind};
 use crate::service::Error;
+use crate::service::explain::{Effect, Explanation, Steps, amount, count, time, why_not_enforced};
 use crate::store::look::{Look, Looks};
 use crate::store::{BucketRequest, TokenAction};
-
-/// What a request would be answered, and why.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Explanation<'a> {
-    /// The answer.
-    pub answer: Answer<'a>,
-    /// The answer in one sentence.
-    pub summary: String,
-    /// How it comes about, in order.
-    pub steps: Vec<Step>,
-}
-
-/// A rule or a circumstance, and what it does to the answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    /// A fixed word, such as `wait`.
-    pub name: &'static str,
-    /// Whether it permits or refuses the request.
-    pub effect: Effect,
-    /// A sentence for people.
-    pub text: String,
-    /// The numbers in the sentence, by name.
-    pub numbers: Vec<(&'static str, f64)>,
-}
-
-/// What a step does to the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// It decides nothing.
-    Notes,
-    /// It permits the request.
-    Permits,
-    /// It permits the request after a wait.
-    Delays,
-    /// It refuses the request.
-    Refuses,
-    /// It grants a request that would be refused or would have to wait.
-    Lifts,
-}
-
-impl Effect {
-    /// The word for programs.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Notes => "notes",
-            Self::Permits => "permits",
-            Self::Delays => "delays",
-            Self::Refuses => "refuses",
-            Self::Lifts => "lifts",
-        }
-    }
-
-    fn of_rule(permits: bool) -> Self {
-        if permits { Self::Permits } else { Self::Refuses }
-    }
-}
-
-/// The steps of an explanation, as they are found out.
-#[derive(Default)]
-struct Steps(Vec<Step>);
-
-impl Steps {
-    fn add<const N: usize>(
-        &mut self,
-        name: &'static str,
-        effect: Effect,
-        text: impl Into<String>,
-        numbers: [(&'static str, f64); N],
-    ) {
-        self.0.push(Step { name, effect, text: text.into(), numbers: numbers.into() });
-    }
-
-    fn explain(self, answer: Answer<'_>) -> Explanation<'_> {
-        Explanation { summary: summary(&answer), answer, steps: self.0 }
-    }
-}
 
 impl<S: Looks> AllowService<S> {
     /// Explains what a request would be answered; `caller` is `None` for an unnamed caller. Takes,
@@ -100,13 +24,13 @@ impl<S: Looks> AllowService<S> {
         &self,
         query: &Query<'a>,
         caller: Option<CallerId>,
-    ) -> Result<Explanation<'a>, Error> {
+    ) -> Result<Explanation<Answer<'a>>, Error> {
         let mut steps = Steps::default();
         let (count, max_wait_ms) = match validate(query) {
             Ok(request) => request,
             Err(fault) => {
                 steps.add("request", Effect::Refuses, fault.to_string(), []);
-                return Ok(steps.explain(Answer::refused(Status::Invalid)));
+                return Ok(explained(steps, Answer::refused(Status::Invalid)));
             }
         };
         let asked = if count == 1 { "1 token".to_owned() } else { format!("{count} tokens") };
@@ -145,17 +69,13 @@ impl<S: Looks> AllowService<S> {
         mut answer: Answer<'a>,
         count: u64,
         enforced: bool,
-    ) -> Explanation<'a> {
-        let text = if self.state.kill_switch.is_on() {
-            "the kill switch is on: no limit refuses anything"
-        } else if enforced {
-            return steps.explain(answer);
-        } else {
-            "the limit is in shadow (enforce: false): it refuses nothing"
+    ) -> Explanation<Answer<'a>> {
+        let Some(text) = why_not_enforced(&self.state, enforced) else {
+            return explained(steps, answer);
         };
         let effect = if answer.lift(count) { Effect::Lifts } else { Effect::Notes };
         steps.add("shadow", effect, text, []);
-        steps.explain(answer)
+        explained(steps, answer)
     }
 
     /// What the ban of the bucket would decide, if it refuses the request. If the store does not answer, that is for the
@@ -467,6 +387,10 @@ fn reserve_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64,
     steps.add("reserve", effect, text, [("reserved", kept), ("percent", f64::from(percent))]);
 }
 
+fn explained(steps: Steps, answer: Answer<'_>) -> Explanation<Answer<'_>> {
+    steps.explain(summary(&answer), answer)
+}
+
 /// The answer in a sentence.
 fn summary(answer: &Answer<'_>) -> String {
     let text = match (answer.status, answer.wait_ms, answer.retry_after_ms) {
@@ -501,45 +425,7 @@ fn summary(answer: &Answer<'_>) -> String {
     text.to_owned()
 }
 
-/// An amount, rounded to three decimals.
-fn amount(value: f64) -> String {
-    let text = format!("{value:.3}");
-    match text.trim_end_matches('0').trim_end_matches('.') {
-        "-0" => "0".to_owned(),
-        text => text.to_owned(),
-    }
-}
-
 /// A number of tokens.
-fn tokens(count: f64) -> String {
-    match amount(count) {
-        one if one == "1" => "1 token".to_owned(),
-        many => format!("{many} tokens"),
-    }
-}
-
-/// A time, from milliseconds.
-fn time(ms: i64) -> String {
-    humantime::format_duration(Duration::from_millis(ms.unsigned_abs())).to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn amounts_and_times() {
-        for (value, text) in [
-            (0.0, "0"),
-            (-0.0001, "0"),
-            (1.0, "1"),
-            (41.5, "41.5"),
-            (-2.12345, "-2.123"),
-            (100.0, "100"),
-        ] {
-            assert_eq!(amount(value), text);
-        }
-        assert_eq!([tokens(1.0), tokens(0.5)], ["1 token", "0.5 tokens"]);
-        assert_eq!([time(0), time(1200), time(90_000)], ["0s", "1s 200ms", "1m 30s"]);
-    }
+fn tokens(number: f64) -> String {
+    count(number, "token", "tokens")
 }

@@ -63,8 +63,8 @@ impl<S: ThrottleStore> ThrottleService<S> {
         let (throttle, target) = find(&snapshot, names, now)?;
         let request = HitRequest { caller, ..target.request };
         let mut standing = self.store.look_at_hits(&request).await.map_err(Error::of_read)?;
-        if standing.not_known {
-            standing.next_hit_us = target.room_in_us(now);
+        if standing.next.not_known {
+            standing.next.retry_after_us = target.room_in_us(now);
         }
         let enforced = self.state.enforces(snapshot.limits.enforce && throttle.enforce);
         Ok(HitsView { limits: HitsLimits::new(throttle, &request, enforced), standing })

@@ -97,7 +97,7 @@ impl Histories {
             (kept.value, kept.expires_ms) = (History::default(), i64::MIN);
         }
         drop(shard);
-        history.standing(all, &request.limits, now)
+        history.standing(all, &request.limits, now, (request.copies, request.min_copies))
     }
 
     /// The shard of a history. All domains of a resource are in one shard if their hits are limited together.

@@ -62,7 +62,8 @@ impl RedisStore {
         let (value, now) = looked_at(replies.first().ok_or(StoreError::Refused)?)?;
         let all = replies.get(1).map(looked_at).transpose()?.map(|(value, _)| value);
         let history = |value| History::decode(value).unwrap_or_default();
-        Ok(history(value).standing(all.map(history), &request.limits, now))
+        let asked = (request.copies, request.min_copies);
+        Ok(history(value).standing(all.map(history), &request.limits, now, asked))
     }
 
     /// The owner in the queues: a caller within the template, or the domain of an unnamed caller. All new

@@ -1,4 +1,5 @@
-//! `POST /v1/explain`: what a request for tokens would be answered, and why. Nothing is taken.
+//! `POST /v1/explain`, `/v1/throttle/explain` and `/v1/holds/explain`: what a request for tokens, hits or a hold
+//! would be answered, and why. Nothing is taken.
 
 use std::sync::Arc;
 
@@ -6,12 +7,13 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
+use serde::Serialize;
 use serde_json::{Value, json};
 use tollgate_proto::quotaservice::AllowRequest;
 
 use super::{ApiState, access_denied, decode, service_error};
 use crate::access::Caller;
-use crate::service::allow::{Explanation, Step};
+use crate::service::explain::{Explanation, Step};
 use crate::store::LeaseStore;
 use crate::store::look::Looks;
 use crate::transport::messages::query;
@@ -27,16 +29,17 @@ pub(super) async fn explain<B: Looks, L: LeaseStore>(
     caller.may_look_in(&request.namespace).map_err(access_denied)?;
     let explanation = state.use_cases.allow.explain(&query(&request), caller.id()).await;
     let explanation = explanation.map_err(|error| service_error(&error))?;
-    Ok(Json(explanation_json(&explanation)).into_response())
+    Ok(explained(explanation, |answer| response(&answer)))
 }
 
-fn explanation_json(explanation: &Explanation<'_>) -> Value {
-    let steps: Vec<Value> = explanation.steps.iter().map(step_json).collect();
-    json!({
-        "answer": response(&explanation.answer),
-        "summary": explanation.summary,
-        "steps": steps,
-    })
+/// `response` makes the response that the request itself would get.
+pub(super) fn explained<A, R: Serialize>(
+    explanation: Explanation<A>,
+    response: impl FnOnce(A) -> R,
+) -> Response {
+    let Explanation { answer, summary, steps } = explanation;
+    let steps: Vec<Value> = steps.iter().map(step_json).collect();
+    Json(json!({ "answer": response(answer), "summary": summary, "steps": steps })).into_response()
 }
 
 fn step_json(step: &Step) -> Value {

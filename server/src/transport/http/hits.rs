@@ -102,7 +102,7 @@ fn standing_json(standing: &Standing) -> Value {
         "domain_hits_last_second": or_minus_one(standing.domain_hits),
         "all_hits_last_second": or_minus_one(standing.all_hits),
         "tiers": tiers.collect::<Value>(),
-        "next_hit_in_millis": millis(standing.next_hit_us),
-        "too_many_domains": standing.not_known,
+        "next_hit_in_millis": millis(standing.granted_in_us()),
+        "too_many_domains": standing.next.not_known,
     })
 }
