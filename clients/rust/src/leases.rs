@@ -9,6 +9,8 @@ mod kept;
 mod meter;
 mod rate;
 mod resource;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,14 +32,15 @@ use crate::tasks::Tasks;
 
 /// The leases of one client.
 pub(crate) struct Leases {
-    caller: Caller,
+    caller: Caller<Arc<Backend>>,
     desk: Arc<Desk>,
     tasks: Tasks,
 }
 
 impl Leases {
     pub(crate) fn new(backend: Arc<Backend>, client_id: String, tasks: Tasks) -> Self {
-        Self { caller: Caller { backend, client_id }, desk: Arc::default(), tasks }
+        let caller = Caller { lessor: backend, client_id };
+        Self { caller, desk: Arc::default(), tasks }
     }
 
     pub(crate) async fn close(&self) {
@@ -149,7 +152,7 @@ impl Capacity {
     pub async fn changed(&mut self) -> Result<f64, Closed> {
         loop {
             let now = Instant::now();
-            let capacity = self.watch.held()?.capacity(now);
+            let capacity = self.watch.held(now)?.capacity(now);
             if std::mem::replace(&mut self.seen, capacity) != capacity {
                 return Ok(capacity);
             }

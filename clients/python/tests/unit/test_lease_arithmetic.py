@@ -133,7 +133,7 @@ def test_what_an_answer_means(mode, safe, after):
     request = one.request(0.0, now)
     assert (request.resource_id, request.wants, request.HasField("has")) == ("db", 8.0, False)
     one.answered(answer(5.0, 1010, safe), now)
-    assert resource.held == Held(5.0, 109.5, after)
+    assert resource.held == Held(5.0, 109.5, after, ends=1010)
     assert one.request(0.0, now).has.capacity == 5.0
     assert not one.request(0.0, Now(110.0, 1010.5)).HasField("has"), "it has run out"
     # A degraded node may not know the safe capacity, and does not take it back.
@@ -152,6 +152,7 @@ def test_numbers_that_make_no_sense():
     for capacity in (math.nan, -1.0):
         one.answered(answer(capacity, 1010), now)
         assert one.resource.held.capacity == 0.0
+        assert one.request(0.0, now).has.capacity == 0.0
     one.answered(answer(1.0, 2**63 - 1), now)
     assert one.resource.held.expires == 100.0 + 365 * 24 * 60 * 60
     one.answered(answer(1.0, -5), now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import threading
 import time
@@ -167,6 +168,39 @@ def test_a_capacity_tells_of_its_changes(connect, fake, fake_time):
     db.set_wants(3.0)
     assert db.changed(timeout=2.0) == 3.0 == db.get()
     assert client.lease("capacity", "nothing").get() == 0.0
+
+
+def test_the_same_wants_are_not_asked_for_again(connect, fake, fake_time, monkeypatch):
+    calls: List[Any] = []
+    get = fake.get_capacity
+    monkeypatch.setattr(fake, "get_capacity", lambda *one: calls.append(one) or get(*one))
+    db = connect(fake).lease("capacity", "db", wants=5.0)
+    for _ in range(500):
+        fake_time.advance(0.01)
+        db.set_wants(5.0)
+    # At the fake's interval of a second, less a tenth.
+    assert 5 <= len(calls) <= 6
+    db.set_wants(6.0)
+    fake_time.advance(0.1)
+    assert db.get() == 6.0
+
+
+def test_no_handle_uses_a_lease_that_has_run_out_by_the_time_of_day(fake, fake_time):
+    """As it does while the machine sleeps, and the other clock stands still."""
+    client = Client(fake)
+    rate = client.rate_limiter("rate", wants=100.0)
+    gauge = client.gauge("gauge", wants=100.0)
+    capacity = client.capacity("capacity", wants=100.0)
+    fake_time.advance(0.1)
+    assert rate.try_use() and gauge.try_acquire() is not None and capacity.changed() == 100.0
+    for handle in (rate, gauge, capacity):
+        handle._resource._epoch = lambda: math.inf
+    assert not rate.try_use() and gauge.try_acquire() is None
+    assert (rate.capacity, gauge.capacity, capacity.get()) == (0.0, 0.0, 0.0)
+    assert capacity.changed() == 0.0
+    for wait in (rate.wait, gauge.acquire):
+        with pytest.raises(LeaseTimeoutError):
+            wait(timeout=0.1)
 
 
 def test_modes_before_the_first_answer(connect, fake_time):

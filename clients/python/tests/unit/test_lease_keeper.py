@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 import pytest
 
@@ -23,7 +23,10 @@ class Bench:
 
     def __init__(self, jitter: float = 1.0) -> None:
         self.now = 0.0
+        self.slept = 0.0
+        """Seconds for which the machine has slept, while its clock stood still."""
         self.interval = 5
+        self.length = 60
         self.share = 1.0
         self.refused: Set[str] = set()
         self.refusal: Exception = FORBIDDEN
@@ -35,13 +38,29 @@ class Bench:
         self._jitter = jitter
 
     def lease(self, name: str, wants: "float | None" = 1.0) -> Resource:
-        resource = Resource(name, Mode.SAFE, wants, RateUsage(self.now), self.now)
-        if self.desk.add(resource):
+        return self.lease_all([name], wants)[name]
+
+    def lease_all(
+        self, names: Sequence[str], wants: "float | None" = 1.0
+    ) -> Dict[str, Resource]:
+        """Leases all before the keeper looks."""
+        all_of_them, is_first = {}, False
+        for name in names:
+            usage = RateUsage(self.now)
+            one = Resource(name, Mode.SAFE, wants, usage, self.now, lambda: self._epoch(self.now))
+            is_first |= self.desk.add(one)
+            all_of_them[name] = one
+        if is_first:
             clock = self._inline.clock
-            keeper = Keeper(self.desk, self, "me", clock, lambda: 1000.0, lambda: self._jitter)
+            keeper = Keeper(
+                self.desk, self, "me", clock, lambda: self._epoch(clock()), lambda: self._jitter
+            )
             self._inline.start(keeper.run())
         self._inline.catch_up()
-        return resource
+        return all_of_them
+
+    def _epoch(self, now: float) -> float:
+        return 1000.0 + now + self.slept
 
     def run(self, until: float) -> None:
         """Lets time pass."""
@@ -62,7 +81,8 @@ class Bench:
         answer = GetCapacityResponse()
         for one in message.resource:
             added = answer.response.add(resource_id=one.resource_id)
-            added.gets.expiry_time, added.gets.refresh_interval = 1060, self.interval
+            added.gets.expiry_time = int(self._epoch(self._inline.clock())) + self.length
+            added.gets.refresh_interval = self.interval
             added.gets.capacity = one.wants * self.share
         return answer
         yield
@@ -140,14 +160,7 @@ def test_a_resource_that_is_refused_spoils_no_other(refusal, caplog):
     bench = Bench()
     bench.refused, bench.refusal = {"c"}, refusal
     names = ["a", "b", "c", "d"]
-    # All at once.
-    resources = {}
-    for name in names:
-        resources[name] = Resource(name, Mode.SAFE, 1.0, RateUsage(0.0), 0.0)
-        bench.desk.add(resources[name])
-    keeper = Keeper(bench.desk, bench, "me", bench._inline.clock, lambda: 1000.0, lambda: 1.0)
-    bench._inline.start(keeper.run())
-    bench.run(0.0)
+    resources = bench.lease_all(names)
     assert [asked for _, asked in bench.asked] == [names, ["a", "b"], ["c", "d"], ["c"], ["d"]]
     assert [resources[name].held.capacity for name in names] == [1.0, 1.0, 0.0, 1.0]
     assert len(caplog.messages) == 1 and "c" in caplog.messages[0]
@@ -157,7 +170,9 @@ def test_a_resource_that_is_refused_spoils_no_other(refusal, caplog):
     assert all(asked == ["a", "b", "d"] for _, asked in bench.asked) and len(bench.asked) == 5
     bench.refused = set()
     bench.run(30.0)
-    assert bench.asked[-1] == (30.0, names) and resources["c"].held.capacity == 1.0
+    # Apart from the others, as it may be refused again.
+    assert bench.asked[-2:] == [(30.0, ["a", "b", "d"]), (30.0, ["c"])]
+    assert resources["c"].held.capacity == 1.0
     bench.refused = {"c"}
     bench.run(35.0)
     for name in names:
@@ -170,8 +185,6 @@ def test_a_resource_that_is_refused_spoils_no_other(refusal, caplog):
 def test_without_an_answer_the_other_half_is_not_asked():
     bench = Bench()
     bench.refused = {"a"}
-    for name in ("a", "b", "c", "d"):
-        bench.desk.add(Resource(name, Mode.SAFE, 1.0, RateUsage(0.0), 0.0))
     calls: List[Any] = []
     get = bench.get_capacity
 
@@ -182,8 +195,7 @@ def test_without_an_answer_the_other_half_is_not_asked():
         return get(message, deadline)
 
     bench.get_capacity = fail_second  # type: ignore[method-assign]
-    keeper = Keeper(bench.desk, bench, "me", bench._inline.clock, lambda: 1000.0, lambda: 1.0)
-    bench._inline.start(keeper.run())
+    bench.lease_all(["a", "b", "c", "d"])
     bench.run(0.9)
     assert len(calls) == 2
     bench.error = None
@@ -223,7 +235,7 @@ def test_a_closed_desk_releases_all():
     bench.run(0.0)
     assert bench.released == [["a", "b"]] and one.held.is_closed
     bench.run(100.0)
-    assert len(bench.asked) == 2
+    assert len(bench.asked) == 1
 
 
 def test_who_is_leased_again_at_once_is_not_released():
@@ -231,10 +243,12 @@ def test_who_is_leased_again_at_once_is_not_released():
     first = bench.lease("a")
     bench.desk.remove(first)
     second = bench.lease("a", 3.0)
+    bench.run(0.1)
     assert second.held.capacity == 3.0 and not bench.released
     # One that was collected, too.
     bench.desk.drop(second)
     third = bench.lease("a", 4.0)
+    bench.run(0.2)
     bench.desk.remove(second)
     bench.run(1.0)
     assert third.held.capacity == 4.0 and not bench.released
@@ -270,16 +284,83 @@ def test_refusals_cost_a_bounded_number_of_calls():
     bench = Bench()
     names = [f"r{at}" for at in range(200)]
     bench.refused = set(names)
-    for name in names:
-        bench.desk.add(Resource(name, Mode.SAFE, 1.0, RateUsage(0.0), 0.0))
-    keeper = Keeper(bench.desk, bench, "me", bench._inline.clock, lambda: 1000.0, lambda: 1.0)
-    bench._inline.start(keeper.run())
-    bench.run(0.0)
+    bench.lease_all(names)
     # Those that were split off before are asked for once more.
     assert 100 <= len(bench.asked) <= 110
+    bench.run(10.0)
     before = len(bench.asked)
+    # A hundred a second, until each is known.
+    assert 300 <= before <= 450
     bench.run(29.0)
     assert len(bench.asked) == before
+    # Those that are known may be refused at once.
+    bench.run(30.0)
+    assert 100 <= len(bench.asked) - before <= 110
+    before = len(bench.asked)
+    bench.run(59.0)
+    assert len(bench.asked) == before
+
+
+def test_many_that_are_refused_take_no_lease_from_the_others():
+    bench = Bench()
+    bench.length = 20
+    allowed, refused = ([f"{at}-{kind}" for at in range(60)] for kind in ("ok", "not"))
+    resources = bench.lease_all(sorted(allowed + refused))
+    # The right to half of them is lost.
+    bench.refused = set(refused)
+    for second in range(1, 100):
+        bench.run(second)
+        held = [resources[name].held_at(second).at(second) for name in allowed]
+        assert held == [1.0] * 60, second
+    bench.desk.close()
+    bench.run(100.0)
+    assert sorted(bench.released[0]) == sorted(allowed)
+
+
+def test_those_that_are_refused_are_asked_for_again_together_and_apart_from_the_others():
+    bench = Bench()
+    bench.interval, bench.refused = 60 * 60, {"b", "c"}
+    bench.lease_all(["a", "b"])
+    bench.run(20.0)
+    bench.lease("c")
+    before = len(bench.asked)
+    bench.run(29.9)
+    assert len(bench.asked) == before
+    bench.refused = set()
+    bench.run(30.0)
+    assert bench.asked[before:] == [(30.0, ["a"]), (30.0, ["b", "c"])]
+
+
+def test_what_is_urgent_is_asked_for_together():
+    bench = Bench()
+    bench.interval = 60 * 60
+    resources = list(bench.lease_all([f"r{at}" for at in range(50)]).values())
+    for step in range(1000):
+        bench.run(step / 100)
+        bench.desk.hurry(resources[step % 50])
+    # One every 100 ms.
+    assert 90 <= len(bench.asked) <= 110
+    # New ones, too.
+    before = len(bench.asked)
+    for step in range(100):
+        bench.run(10.0 + step / 100)
+        bench.lease(f"new{step}")
+    assert 9 <= len(bench.asked) - before <= 11
+
+
+def test_a_lease_that_runs_out_while_the_machine_sleeps_is_used_no_more():
+    bench = Bench()
+    one = bench.lease("a", wants=None)
+    one.usage.ended = 10  # type: ignore[attr-defined]
+    bench.run(5.0)
+    bench.now = 7.0
+    bench.slept = 57.9
+    assert one.held_at(7.0).at(7.0) == 10.0 * 1.2 / 5 and one.could_get_more(7.0)
+    bench.slept = 58.0
+    assert one.held_at(7.0).at(7.0) == 0.0 and not one.could_get_more(7.0)
+    # Until it is renewed.
+    bench.run(10.0)
+    assert one.held_at(10.0).at(10.0) == 10.0 * 1.2 / 10
 
 
 def test_those_who_wait_are_told_when_nobody_keeps_their_leases():

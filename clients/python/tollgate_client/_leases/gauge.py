@@ -105,7 +105,8 @@ class Places:
         with resource.lock:
             usage.come()
             usage.waiting += 1
-            self._ask_if_full(resource.held, self._clock())
+            now = self._clock()
+            self._ask_if_full(resource.held_at(now), now)
         try:
             yield from in_turn(resource, self._line, signal, attempt, timeout, self._clock)
         finally:
@@ -117,11 +118,12 @@ class Places:
         """Takes a place, if there is one now, and nobody waits."""
         usage = self._usage
         with self._resource.lock:
+            now = self._clock()
             usage.come()
-            if not usage.waiting and usage.take(self._resource.held.at(self._clock())):
+            if not usage.waiting and usage.take(self._resource.held_at(now).at(now)):
                 return True
             usage.refuse()
-            if self._resource.could_get_more(self._clock()):
+            if self._resource.could_get_more(now):
                 self._hurry()
             return False
 

@@ -41,13 +41,15 @@ class Handle:
     def set_wants(self, wants: float) -> None:
         """Asks for this capacity from now on, whatever is demanded."""
         self._leases.catch_up()
-        self._resource.wants = wants
-        self._leases.desk.hurry(self._resource)
+        if wants != self._resource.wants:
+            self._resource.wants = wants
+            self._leases.desk.hurry(self._resource)
 
     def _now(self) -> float:
         """What may be used now."""
         self._leases.catch_up()
-        return self._resource.held.at(self._leases.clock())
+        now = self._leases.clock()
+        return self._resource.held_at(now).at(now)
 
     def _close(self) -> None:
         self._finalizer.detach()

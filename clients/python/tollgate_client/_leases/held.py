@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 
@@ -17,6 +18,8 @@ class Held(NamedTuple):
     is_all: bool = False
     """Whether the lease is all that was asked for."""
     is_closed: bool = False
+    ends: float = math.inf
+    """When the lease runs out by the time of day."""
 
     def at(self, now: float) -> float:
         """The capacity at a time."""

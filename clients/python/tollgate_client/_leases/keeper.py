@@ -4,9 +4,10 @@ performs it."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from typing import Callable, List, Optional, Protocol, Set
+from typing import Callable, List, Optional, Protocol, Set, Tuple
 
 from .._decide.effects import Plan
 from .._decide.log import LOG
@@ -30,7 +31,7 @@ _RETRY = 1.0
 """Seconds after a refresh that has failed, and the least interval between two."""
 
 _LEAST_PAUSE = 0.1
-"""The least seconds between two refreshes when a handle is in a hurry."""
+"""The least seconds between two calls when a handle is in a hurry."""
 
 _LONGEST_INTERVAL = 60 * 60.0
 """The most seconds between two refreshes."""
@@ -82,6 +83,9 @@ class Keeper:
         self._gone: Set[str] = set()
         # When the present second of demand began.
         self._second = self._next_refresh = clock()
+        self._last_call = -math.inf
+        # When those that the nodes refuse to lease are asked for again, all together.
+        self._refused_until = -math.inf
         self._is_failing = False
 
     def run(self) -> Plan[None]:
@@ -99,11 +103,11 @@ class Keeper:
             if self._gone and not desk.is_closed:
                 yield from self._release()
             if self._kept and not desk.is_closed:
-                now, pause = self._clock(), self._pause
-                wake = min(kept.urgent_at(now, pause) for kept in self._kept)
-                wake = min(wake, self._next_refresh, self._second + _SECOND)
-                yield Rest(max(wake - now, 0.0))
-        self._gone.update(kept.resource.name for kept in self._kept if kept.is_releasable)
+                wake = min(self._next_refresh, self._second + _SECOND)
+                if any(kept.is_urgent for kept in self._kept):
+                    wake = min(wake, self._soon)
+                yield Rest(max(wake - self._clock(), 0.0))
+        self._gone.update(kept.resource.name for kept in self._kept if not kept.is_refused)
         yield from self._release()
 
     def _take(self, live: List[Resource]) -> None:
@@ -111,7 +115,8 @@ class Keeper:
         is_live = set(live)
         names = {one.name for one in live}
         for kept in self._kept:
-            if kept.resource not in is_live and kept.is_releasable:
+            # The release of one that is refused would be refused, with all others.
+            if kept.resource not in is_live and not kept.is_refused:
                 self._gone.add(kept.resource.name)
         # One that has another handle already is asked for instead.
         self._gone -= names
@@ -128,39 +133,44 @@ class Keeper:
             self._second = now
 
     @property
-    def _pause(self) -> float:
-        """The least time between two requests for a resource."""
-        return _RETRY if self._is_failing else _LEAST_PAUSE
+    def _soon(self) -> float:
+        """When what is urgent may be asked for, all in one call."""
+        return self._last_call + (_RETRY if self._is_failing else _LEAST_PAUSE)
 
     def _refresh(self) -> Plan[None]:
         """Asks for all resources in one call if it is time to, else for those that can't wait."""
-        start, pause = self._clock(), self._pause
-        is_time = start >= self._next_refresh
+        now = self._clock()
+        is_time, is_soon = now >= self._next_refresh, now >= self._soon
+        may_ask_refused = now >= self._refused_until
         due = [
             kept
             for kept in self._kept
-            if (is_time and not kept.is_refused(start)) or kept.urgent_at(start, pause) <= start
+            if (is_time and (may_ask_refused or not kept.is_refused))
+            or (is_soon and kept.is_urgent)
         ]
         if not due and not is_time:
             return
-        refresh = _Refresh(self._lessor, self._client_id, self._clock, self._epoch)
-        yield from refresh.ask(due, self._second)
-        now = self._clock()
-        interval = _RETRY
-        if refresh.error is None:
-            interval = min(max(refresh.interval, _RETRY), _LONGEST_INTERVAL)
-        # Those who began together do not stay together.
-        next_refresh = now + interval * (0.9 + 0.1 * self._jitter())
-        for kept in self._kept:
-            if kept.refused_until is not None and kept.refused_until > now:
-                next_refresh = min(next_refresh, kept.refused_until)
-        self._next_refresh = next_refresh if is_time else min(self._next_refresh, next_refresh)
-        if refresh.error is not None:
+        interval, error = yield from self._ask(due)
+        self._schedule(interval, is_time)
+        if error is not None:
             if METRICS is not None:
                 METRICS.refresh_failed()
             if not self._is_failing:
-                LOG.warning("leases are not refreshed, tried again every second: %s", refresh.error)
-        self._is_failing = refresh.error is not None
+                LOG.warning("leases are not refreshed, tried again every second: %s", error)
+        self._is_failing = error is not None
+
+    def _schedule(self, interval: float, was_all: bool) -> None:
+        """Sets the time of the next refresh of all, after one of all or of some."""
+        now = self._clock()
+        interval = min(max(interval, _RETRY), _LONGEST_INTERVAL)
+        # Those who began together do not stay together.
+        next_refresh = now + interval * (0.9 + 0.1 * self._jitter())
+        if any(kept.is_refused for kept in self._kept):
+            next_refresh = min(next_refresh, self._refused_until)
+        if was_all:
+            self._next_refresh = max(next_refresh, now + _RETRY)
+        else:
+            self._next_refresh = min(next_refresh, self._next_refresh)
 
     def _release(self) -> Plan[None]:
         names, self._gone = sorted(self._gone), set()
@@ -175,42 +185,33 @@ class Keeper:
         except TollgateError as error:
             LOG.debug("leases are not released, and end when they expire: %s", error)
 
-
-class _Refresh:
-    """One refresh."""
-
-    def __init__(self, lessor: Lessor, client_id: str, clock: Clock, epoch: Clock) -> None:
-        self._lessor = lessor
-        self._client_id = client_id
-        self._clock = clock
-        self._epoch = epoch
-        self.interval = _LONGEST_INTERVAL
-        """Seconds until the next one."""
-        self.error: Optional[TollgateError] = None
-        """Why not all leases are refreshed."""
-
-    def ask(self, due: List[Kept], second: float) -> Plan[None]:
+    def _ask(self, due: List[Kept]) -> Plan[Tuple[float, Optional[TollgateError]]]:
         """Asks for these resources in one call. If the nodes refuse the call because of a resource,
-        asks for each half, so that the others get their leases."""
-        groups, calls = [due], 0
+        asks for each half, so that the others get their leases. Returns the seconds until the next
+        refresh, and why not all are refreshed."""
+        interval, failure = _LONGEST_INTERVAL, None
+        # Those that were refused before may be again, and are not asked for with the others.
+        refused = [kept for kept in due if kept.is_refused]
+        groups, calls = [refused, [kept for kept in due if not kept.is_refused]], 0
         while groups:
             group = groups.pop()
-            now, seconds = self._now(), self._clock() - second
-            request = GetCapacityRequest(
-                client_id=self._client_id, resource=[kept.request(seconds, now) for kept in group]
-            )
-            if self.error is not None:
+            if not group:
+                continue
+            if failure is not None:
                 # No node answers: they are not asked again and again.
                 self._not_answered(group)
                 continue
-            if not group:
-                continue
+            now, seconds = self._now(), self._clock() - self._second
+            request = GetCapacityRequest(
+                client_id=self._client_id, resource=[kept.request(seconds, now) for kept in group]
+            )
             calls += 1
+            self._last_call = now.at
             try:
                 answer = yield from self._lessor.get_capacity(request, now.at + _ANSWER_TIMEOUT)
             except TollgateError as error:
                 if not _is_refusal(error):
-                    self.error = error
+                    interval, failure = _RETRY, error
                     if _may_have_arrived(error):
                         self._maybe_answered(group)
                     else:
@@ -218,10 +219,16 @@ class _Refresh:
                 elif len(group) > 1 and calls < _MOST_CALLS:
                     half = len(group) // 2
                     groups += [group[half:], group[:half]]
+                elif len(group) > 1 and not group[0].is_refused:
+                    # Not all of them may be refused. The others of the group will be found at the
+                    # next refreshes.
+                    self._not_answered(group)
+                    interval = _RETRY
                 else:
                     self._refused(group, error)
             else:
-                self._answered(group, answer)
+                interval = min(interval, self._answered(group, answer))
+        return interval, failure
 
     def _now(self) -> Now:
         return Now(self._clock(), self._epoch())
@@ -237,15 +244,17 @@ class _Refresh:
             kept.maybe_answered(now)
 
     def _refused(self, group: List[Kept], error: TollgateError) -> None:
+        """Leaves resources alone for a while that the nodes refuse to lease."""
         now = self._clock()
+        if now >= self._refused_until:
+            self._refused_until = now + _REFUSED_PAUSE
         for kept in group:
             LOG.warning("the nodes refuse to lease %s: %s", kept.resource.name, error)
-            kept.not_answered(now)
-            kept.refused_until = now + _REFUSED_PAUSE
+            kept.refused(now)
 
-    def _answered(self, group: List[Kept], answer: GetCapacityResponse) -> None:
-        """Gives each resource its answer."""
-        now = self._now()
+    def _answered(self, group: List[Kept], answer: GetCapacityResponse) -> float:
+        """Gives each resource its answer. Returns the seconds until the next refresh."""
+        interval, now = _LONGEST_INTERVAL, self._now()
         by_name = {one.resource_id: one for one in answer.response}
         # A node that answers twice, or not for a resource, has not answered.
         counts = {name: 0 for name in by_name}
@@ -255,13 +264,15 @@ class _Refresh:
             resource = kept.resource
             if counts.get(resource.name) == 1:
                 gets = by_name[resource.name].gets
-                self.interval = min(self.interval, max(gets.refresh_interval, 0))
+                interval = min(interval, max(gets.refresh_interval, 0))
                 kept.answered(by_name[resource.name], now)
             else:
-                self.interval = min(self.interval, _RETRY)
+                interval = min(interval, _RETRY)
                 kept.not_answered(now.at)
             if METRICS is not None:
-                METRICS.lease(resource.name, kept.asked or 0.0, resource.held.at(now.at))
+                capacity = resource.held_at(now.at).at(now.at)
+                METRICS.lease(resource.name, kept.asked or 0.0, capacity)
+        return interval
 
 
 def _is_refusal(error: TollgateError) -> bool:

@@ -44,9 +44,8 @@ class Kept:
         self.demand = Demand()
         self.asked: Optional[float] = None
         """What was asked for last; ``None`` if nothing was."""
-        self._asked_at = 0.0
-        self.refused_until: Optional[float] = None
-        """Until when it is not asked for, because the nodes refuse to lease it."""
+        self.is_refused = False
+        """Whether the nodes refuse to lease it."""
         self._lease: Optional[Lease] = None
         # ``None`` if no node has said.
         self._safe: Optional[float] = None
@@ -62,7 +61,7 @@ class Kept:
         """What to ask for, ``seconds`` after the last whole second of demand."""
         resource = self.resource
         # What is demanded from now on is not in this request.
-        resource.is_urgent, self._asked_at = False, now.at
+        resource.is_urgent = False
         wants = resource.wants
         if wants is None:
             with resource.lock:
@@ -83,14 +82,19 @@ class Kept:
         elif not answer.degraded:
             # A node without the shared store may not know it, and does not take it back.
             self._safe = None
-        self._lease = answer.gets
-        self.refused_until = None
+        self.is_refused = False
         # A number that is none is no capacity.
         capacity = answer.gets.capacity
         capacity = capacity if capacity > 0.0 else 0.0
+        self._lease = Lease(
+            expiry_time=answer.gets.expiry_time,
+            refresh_interval=answer.gets.refresh_interval,
+            capacity=capacity,
+        )
         is_all = self.asked is not None and capacity >= self.asked * (1.0 - _ROUNDING)
         expires = now.at + now.remaining(answer.gets)
-        self.resource.hold(Held(capacity, expires, self._after(), is_all), now.at)
+        held = Held(capacity, expires, self._after(), is_all, ends=answer.gets.expiry_time)
+        self.resource.hold(held, now.at)
 
     def not_answered(self, now: float) -> None:
         """There is no answer: what is held stays until it runs out."""
@@ -106,6 +110,11 @@ class Kept:
         if held.capacity > (self.asked or 0.0):
             self.resource.hold(held._replace(capacity=self.asked or 0.0), now)
 
+    def refused(self, now: float) -> None:
+        """The nodes refuse to lease it."""
+        self.not_answered(now)
+        self.is_refused = True
+
     def _after(self) -> float:
         """The capacity without a lease."""
         if self.resource.mode is Mode.PESSIMISTIC:
@@ -116,19 +125,7 @@ class Kept:
             return math.inf
         return self._safe if self._safe is not None and self._safe > 0.0 else 0.0
 
-    def urgent_at(self, now: float, pause: float) -> float:
-        """When it has to be asked for, if it can't wait for the next refresh of all; with this pause
-        after the last time."""
-        if self.asked is None:
-            return now
-        is_urgent = self.resource.is_urgent and not self.is_refused(now)
-        return self._asked_at + pause if is_urgent else math.inf
-
-    def is_refused(self, now: float) -> bool:
-        """Whether it is not asked for now."""
-        return self.refused_until is not None and now < self.refused_until
-
     @property
-    def is_releasable(self) -> bool:
-        """Whether its release would not be refused, with that of all others."""
-        return self.refused_until is None
+    def is_urgent(self) -> bool:
+        """Whether it can't wait for the next refresh of all."""
+        return self.asked is None or (self.resource.is_urgent and not self.is_refused)

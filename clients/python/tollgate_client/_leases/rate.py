@@ -75,7 +75,8 @@ class Rate:
             return pause
 
         with resource.lock:
-            held, now = resource.held, self._clock()
+            now = self._clock()
+            held = resource.held_at(now)
             is_first = not usage.waiting and not held.is_closed
             if is_first and usage.meter.take(n, held, now) == 0.0:
                 usage.ended += n
@@ -94,7 +95,8 @@ class Rate:
         _check(n)
         usage = self._usage
         with self._resource.lock:
-            held, now = self._resource.held, self._clock()
+            now = self._clock()
+            held = self._resource.held_at(now)
             usage.ended += n
             if not usage.waiting and usage.meter.take(n, held, now) == 0.0:
                 return True

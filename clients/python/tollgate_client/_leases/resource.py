@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import threading
+import time
 from typing import Optional, Protocol, Set
 
-from .._keep.effects import Signal
+from .._keep.effects import Clock, Signal
 from .held import CLOSED, Held, nothing_but
 
 
@@ -59,7 +60,13 @@ class Resource:
     """A resource, shared by its handle and the keeper."""
 
     def __init__(
-        self, name: str, mode: Mode, wants: Optional[float], usage: Usage, now: float
+        self,
+        name: str,
+        mode: Mode,
+        wants: Optional[float],
+        usage: Usage,
+        now: float,
+        epoch: Clock = time.time,
     ) -> None:
         self.name = name
         self.mode = mode
@@ -74,20 +81,30 @@ class Resource:
         self.initial = max(wants or 0.0, 0.0) if is_optimistic else 0.0
         """What may be used before the first answer."""
         self.held = nothing_but(self.initial, now)
+        self._epoch = epoch
         self.watchers: Set[Signal] = set()
         """Who is woken when another capacity is held."""
+
+    def held_at(self, now: float) -> Held:
+        """What is held now. A lease also runs out by the time of day: that clock goes on while the
+        machine sleeps, when the other one may stand still."""
+        held = self.held
+        if now < held.expires and self._epoch() >= held.ends:
+            return held._replace(capacity=held.after, is_all=False)
+        return held
 
     def could_get_more(self, now: float) -> bool:
         """Whether another request may get more: the last one got all that it wanted, and it will
         want what is demanded then."""
-        return self.held.is_all and now < self.held.expires and self.wants is None
+        held = self.held_at(now)
+        return held.is_all and now < held.expires and self.wants is None
 
     def hold(self, held: Held, now: float) -> None:
         """Changes what is held, unless the lease was given back."""
         with self.lock:
             if self.held.is_closed:
                 return
-            self.usage.before_change(self.held, now)
+            self.usage.before_change(self.held_at(now), now)
             self.held = held
             self._wake()
 

@@ -65,7 +65,8 @@ def in_turn(
         while True:
             with resource.lock:
                 signal.clear()
-                held, now = resource.held, clock()
+                now = clock()
+                held = resource.held_at(now)
                 if held.is_closed:
                     raise ClosedError("the lease was given back")
                 is_first = line.is_first(signal)

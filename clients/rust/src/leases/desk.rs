@@ -134,8 +134,9 @@ pub(super) struct Handle {
 impl Handle {
     /// Asks for another capacity from now on.
     pub(super) fn set_wants(&self, wants: f64) {
-        self.resource.set_wants(wants);
-        self.desk.bell.notify_one();
+        if self.resource.set_wants(wants) {
+            self.desk.bell.notify_one();
+        }
     }
 
     /// Asks for more soon if the capacity is too small for what is demanded now, and that may help.

@@ -152,8 +152,8 @@ impl Gauge {
         let _turn = self.places.queue.lock().await;
         let mut watch = self.handle.watch();
         loop {
-            let (held, now) = (watch.held()?, Instant::now());
-            if waiting.take(held.capacity(now)) {
+            let now = Instant::now();
+            if waiting.take(watch.held(now)?.capacity(now)) {
                 return Ok(Place(self.clone()));
             }
             // The last answer may be of a request from before this call.

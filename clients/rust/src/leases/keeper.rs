@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 use tollgate_proto::doorman::{
-    GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ResourceRequest,
-    ResourceResponse,
+    GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ReleaseCapacityResponse,
+    ResourceRequest, ResourceResponse,
 };
 
 use super::desk::{Desk, Stock};
@@ -24,13 +24,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause after a refresh that has failed, and the least interval between two.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The least time between two refreshes when a handle is in a hurry.
+/// The least time between two calls when a handle is in a hurry.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest time between two refreshes.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
-/// When a resource that the nodes refuse to lease is asked for again.
+/// When those that the nodes refuse to lease are asked for again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 
 /// After so many calls for one refresh or release, groups that are refused are not split any more.
@@ -39,17 +39,56 @@ const MOST_CALLS: usize = 100;
 /// How often demand is measured.
 const SECOND: Duration = Duration::from_secs(1);
 
+/// Who leases: nodes, or a fake.
+pub(super) trait Lessor: Clone + Send + Sync {
+    fn get_capacity(
+        &self,
+        request: &GetCapacityRequest,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<GetCapacityResponse, Error>> + Send;
+
+    fn release_capacity(
+        &self,
+        request: &ReleaseCapacityRequest,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<ReleaseCapacityResponse, Error>> + Send;
+}
+
+impl Lessor for Arc<Backend> {
+    async fn get_capacity(
+        &self,
+        request: &GetCapacityRequest,
+        deadline: Instant,
+    ) -> Result<GetCapacityResponse, Error> {
+        match &**self {
+            Backend::Nodes(nodes) => nodes.get_capacity(request, deadline).await,
+            Backend::Fake(fake) => fake.get_capacity(request),
+        }
+    }
+
+    async fn release_capacity(
+        &self,
+        request: &ReleaseCapacityRequest,
+        deadline: Instant,
+    ) -> Result<ReleaseCapacityResponse, Error> {
+        match &**self {
+            Backend::Nodes(nodes) => nodes.release_capacity(request, deadline).await,
+            Backend::Fake(_) => Ok(ReleaseCapacityResponse::default()),
+        }
+    }
+}
+
 /// Makes the calls, in the name of the client.
 #[derive(Clone)]
-pub(super) struct Caller {
-    pub(super) backend: Arc<Backend>,
+pub(super) struct Caller<L> {
+    pub(super) lessor: L,
     pub(super) client_id: String,
 }
 
-impl Caller {
+impl<L: Lessor> Caller<L> {
     async fn get(&self, resource: Vec<ResourceRequest>) -> Result<GetCapacityResponse, Error> {
         let request = GetCapacityRequest { client_id: self.client_id.clone(), resource };
-        self.backend.get_capacity(&request, Instant::now() + ANSWER_TIMEOUT).await
+        self.lessor.get_capacity(&request, Instant::now() + ANSWER_TIMEOUT).await
     }
 
     /// Releases leases. If the nodes refuse the call because of a resource, releases each half.
@@ -68,7 +107,7 @@ impl Caller {
                 resource_id: group.clone(),
             };
             let deadline = Instant::now() + ANSWER_TIMEOUT;
-            let Err(error) = self.backend.release_capacity(&request, deadline).await else {
+            let Err(error) = self.lessor.release_capacity(&request, deadline).await else {
                 continue;
             };
             tracing::debug!(%error, "leases are not released, and end when they expire");
@@ -83,19 +122,23 @@ impl Caller {
     }
 }
 
-pub(super) struct Keeper {
-    caller: Caller,
+pub(super) struct Keeper<L> {
+    caller: Caller<L>,
     desk: Arc<Desk>,
     kept: Vec<Kept>,
     /// When the present second of demand began.
     second: Instant,
     next_refresh: Instant,
+    /// When the last call for leases was made.
+    last_call: Option<Instant>,
+    /// When those that the nodes refuse to lease are asked for again, all together.
+    refused_until: Instant,
     is_failing: bool,
     /// The desk knows that the task ends.
     has_ended: bool,
 }
 
-impl Drop for Keeper {
+impl<L> Drop for Keeper<L> {
     /// Also when the runtime has ended.
     fn drop(&mut self) {
         if !self.has_ended {
@@ -104,11 +147,20 @@ impl Drop for Keeper {
     }
 }
 
-impl Keeper {
-    pub(super) fn new(caller: Caller, desk: Arc<Desk>) -> Self {
-        let (kept, now) = (Vec::new(), Instant::now());
-        let (second, next_refresh, is_failing, has_ended) = (now, now, false, false);
-        Self { caller, desk, kept, second, next_refresh, is_failing, has_ended }
+impl<L: Lessor> Keeper<L> {
+    pub(super) fn new(caller: Caller<L>, desk: Arc<Desk>) -> Self {
+        let now = Instant::now();
+        Self {
+            caller,
+            desk,
+            kept: Vec::new(),
+            second: now,
+            next_refresh: now,
+            last_call: None,
+            refused_until: now,
+            is_failing: false,
+            has_ended: false,
+        }
     }
 
     /// Runs until no handle is left, or the client is closed.
@@ -130,9 +182,10 @@ impl Keeper {
             let caller = self.caller.clone();
             // At the same time, as they are of different resources.
             tokio::join!(caller.release(gone), self.refresh());
-            let (now, pause) = (Instant::now(), self.pause());
-            let urgent = self.kept.iter().filter_map(|kept| kept.urgent_at(now, pause));
-            let wake = urgent.fold(self.next_refresh.min(self.second + SECOND), Instant::min);
+            let mut wake = self.next_refresh.min(self.second + SECOND);
+            if self.kept.iter().any(Kept::is_urgent) {
+                wake = wake.min(self.soon());
+            }
             let _ = timeout_at(wake, self.desk.bell.notified()).await;
         }
     }
@@ -163,34 +216,30 @@ impl Keeper {
         }
     }
 
-    /// The least time between two requests for a resource.
-    fn pause(&self) -> Duration {
-        if self.is_failing { RETRY } else { LEAST_PAUSE }
+    /// When what is urgent may be asked for, all in one call.
+    fn soon(&self) -> Instant {
+        let pause = if self.is_failing { RETRY } else { LEAST_PAUSE };
+        self.last_call.map_or_else(Instant::now, |at| at + pause)
     }
 
     /// Asks for all resources in one call if it is time to, else for those that can't wait.
     async fn refresh(&mut self) {
-        let (now, pause) = (Instant::now(), self.pause());
+        let (soon, now) = (self.soon(), Instant::now());
         let is_time = now >= self.next_refresh;
+        let may_ask_refused = now >= self.refused_until;
         let is_due = |kept: &&mut Kept| {
-            let is_urgent = || kept.urgent_at(now, pause).is_some_and(|at| at <= now);
-            (is_time && !kept.is_refused(now)) || is_urgent()
+            (is_time && (may_ask_refused || !kept.is_refused)) || (now >= soon && kept.is_urgent())
         };
-        let due: Vec<_> = self.kept.iter_mut().filter(is_due).collect();
+        // Taken out meanwhile, as asking changes the keeper, too.
+        let mut kept = std::mem::take(&mut self.kept);
+        let due: Vec<_> = kept.iter_mut().filter(is_due).collect();
         if due.is_empty() && !is_time {
+            self.kept = kept;
             return;
         }
-        let refreshed = ask(&self.caller, due, self.second).await;
-        let now = Instant::now();
-        let interval = match &refreshed {
-            Ok(interval) => interval.clamp(&RETRY, &LONGEST_INTERVAL),
-            Err(_) => &RETRY,
-        };
-        // Those who began together do not stay together.
-        let next = now + interval.mul_f64(rand::random_range(0.9..=1.0));
-        let refused = self.kept.iter().filter_map(|kept| kept.refused_until);
-        let next = refused.filter(|until| *until > now).fold(next, Instant::min);
-        self.next_refresh = if is_time { next } else { self.next_refresh.min(next) };
+        let refreshed = self.ask(due).await;
+        self.kept = kept;
+        self.schedule(*refreshed.as_ref().unwrap_or(&RETRY), is_time);
         if let Err(error) = &refreshed {
             metrics::refresh_failed();
             if !self.is_failing {
@@ -199,56 +248,85 @@ impl Keeper {
         }
         self.is_failing = refreshed.is_err();
     }
-}
 
-/// Asks for these resources in one call. If the nodes refuse the call because of a resource, asks
-/// for each half, so that the others get their leases. Returns the time until the next refresh.
-async fn ask(caller: &Caller, due: Vec<&mut Kept>, second: Instant) -> Result<Duration, Error> {
-    let mut groups = vec![due];
-    let mut result = Ok(LONGEST_INTERVAL);
-    let mut calls = 0;
-    while let Some(mut group) = groups.pop() {
-        if group.is_empty() {
-            continue;
+    /// Sets the time of the next refresh of all, after one of all or of some.
+    fn schedule(&mut self, interval: Duration, was_all: bool) {
+        let (now, interval) = (Instant::now(), interval.clamp(RETRY, LONGEST_INTERVAL));
+        // Those who began together do not stay together.
+        let mut next = now + interval.mul_f64(rand::random_range(0.9..=1.0));
+        if self.kept.iter().any(|kept| kept.is_refused) {
+            next = next.min(self.refused_until);
         }
-        // No node answers: they are not asked again and again.
-        if result.is_err() {
-            group.into_iter().for_each(Kept::not_answered);
-            continue;
-        }
-        let (now, seconds) = (Now::read(), second.elapsed().as_secs_f64());
-        let request = group.iter_mut().map(|kept| kept.request(seconds, now)).collect();
-        let answer = caller.get(request).await;
-        calls += 1;
-        let now = Now::read();
-        match answer {
-            Ok(answer) => {
-                let interval = take_answers(group, &answer, now);
-                result = result.map(|least| interval.min(least));
+        self.next_refresh =
+            if was_all { next.max(now + RETRY) } else { next.min(self.next_refresh) };
+    }
+
+    /// Asks for these resources in one call. If the nodes refuse the call because of a resource,
+    /// asks for each half, so that the others get their leases. Returns the time until the next
+    /// refresh.
+    async fn ask(&mut self, due: Vec<&mut Kept>) -> Result<Duration, Error> {
+        // Those that were refused before may be again, and are not asked for with the others.
+        let (refused, others) = due.into_iter().partition(|kept| kept.is_refused);
+        let mut groups: Vec<Vec<_>> = vec![refused, others];
+        let mut result = Ok(LONGEST_INTERVAL);
+        let mut calls = 0;
+        while let Some(mut group) = groups.pop() {
+            if group.is_empty() {
+                continue;
             }
-            Err(error) if is_refused(&error) => {
-                if group.len() > 1 && calls < MOST_CALLS {
-                    let half = group.split_off(group.len() / 2);
-                    groups.extend([half, group]);
-                    continue;
-                }
-                for kept in group {
-                    let resource = &kept.resource.id;
-                    tracing::warn!(resource, %error, "the nodes refuse to lease a resource");
-                    kept.refused(now.at + REFUSED_PAUSE);
-                }
-            }
-            Err(Error::NoDecision(NoAnswer::Unreachable)) => {
+            // No node answers: they are not asked again and again.
+            if result.is_err() {
                 group.into_iter().for_each(Kept::not_answered);
-                result = Err(Error::NoDecision(NoAnswer::Unreachable));
+                continue;
             }
-            Err(error) => {
-                group.into_iter().for_each(Kept::maybe_answered);
-                result = Err(error);
+            let (now, seconds) = (Now::read(), self.second.elapsed().as_secs_f64());
+            let request = group.iter_mut().map(|kept| kept.request(seconds, now)).collect();
+            self.last_call = Some(now.at);
+            let answer = self.caller.get(request).await;
+            calls += 1;
+            match answer {
+                Ok(answer) => {
+                    let interval = take_answers(group, &answer, Now::read());
+                    result = result.map(|least| interval.min(least));
+                }
+                Err(error) if is_refused(&error) => {
+                    if group.len() > 1 && calls < MOST_CALLS {
+                        let half = group.split_off(group.len() / 2);
+                        groups.extend([half, group]);
+                    } else if group.len() > 1 && !group[0].is_refused {
+                        // Not all of them may be refused. The others of the group will be found at
+                        // the next refreshes.
+                        group.into_iter().for_each(Kept::not_answered);
+                        result = Ok(RETRY);
+                    } else {
+                        self.take_refusal(group, &error);
+                    }
+                }
+                Err(Error::NoDecision(NoAnswer::Unreachable)) => {
+                    group.into_iter().for_each(Kept::not_answered);
+                    result = Err(Error::NoDecision(NoAnswer::Unreachable));
+                }
+                Err(error) => {
+                    group.into_iter().for_each(Kept::maybe_answered);
+                    result = Err(error);
+                }
             }
+        }
+        result
+    }
+
+    /// Leaves resources alone for a while that the nodes refuse to lease.
+    fn take_refusal(&mut self, group: Vec<&mut Kept>, error: &Error) {
+        let now = Instant::now();
+        if now >= self.refused_until {
+            self.refused_until = now + REFUSED_PAUSE;
+        }
+        for kept in group {
+            let resource = &kept.resource.id;
+            tracing::warn!(resource, %error, "the nodes refuse to lease a resource");
+            kept.refused();
         }
     }
-    result
 }
 
 /// Whether the request is wrong, or not allowed; it will be the next time.

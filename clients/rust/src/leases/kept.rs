@@ -2,13 +2,13 @@
 //! means.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tollgate_proto::doorman::{Lease, ResourceRequest, ResourceResponse};
 
 use super::demand::Demand;
-use super::resource::{Held, Mode, Resource};
+use super::resource::{Held, Mode, Resource, since_epoch};
 use crate::metrics;
 
 /// The most that is asked for; it stands for no bound.
@@ -24,22 +24,23 @@ const NO_BOUND: f64 = -1.0;
 #[derive(Clone, Copy)]
 pub(super) struct Now {
     pub(super) at: Instant,
-    /// Since the epoch, the clock of leases.
     since_epoch: Duration,
 }
 
 impl Now {
-    #[expect(clippy::disallowed_methods, reason = "leases expire by the time of day")]
     pub(super) fn read() -> Self {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { at: Instant::now(), since_epoch }
+        Self { at: Instant::now(), since_epoch: since_epoch() }
     }
 
     /// How long a lease is valid from now on, a year at most; 0 if it has expired.
     fn remaining(self, lease: &Lease) -> Duration {
-        let expires = Duration::from_secs(lease.expiry_time.try_into().unwrap_or(0));
-        expires.saturating_sub(self.since_epoch).min(Duration::from_secs(365 * 24 * 60 * 60))
+        ends(lease).saturating_sub(self.since_epoch).min(Duration::from_secs(365 * 24 * 60 * 60))
     }
+}
+
+/// When a lease runs out, since the epoch.
+fn ends(lease: &Lease) -> Duration {
+    Duration::from_secs(lease.expiry_time.try_into().unwrap_or(0))
 }
 
 /// What is known of one resource beyond what its handle sees.
@@ -51,16 +52,14 @@ pub(super) struct Kept {
     demand: Demand,
     /// What was asked for last; `None` if nothing was.
     asked: Option<f64>,
-    /// When that was.
-    asked_at: Option<Instant>,
-    /// Until when it is not asked for, because the nodes refuse to lease it.
-    pub(super) refused_until: Option<Instant>,
+    /// The nodes refuse to lease it.
+    pub(super) is_refused: bool,
 }
 
 impl Kept {
     pub(super) fn new(resource: Arc<Resource>) -> Self {
-        let (demand, asked, asked_at) = (Demand::default(), None, None);
-        Self { resource, lease: None, safe: None, demand, asked, asked_at, refused_until: None }
+        let demand = Demand::default();
+        Self { resource, lease: None, safe: None, demand, asked: None, is_refused: false }
     }
 
     /// What to ask for, `seconds` after the last whole second of demand.
@@ -72,7 +71,7 @@ impl Kept {
         });
         // A request with an invalid number would be refused.
         let wants = if wants.is_nan() { 0.0 } else { wants.clamp(0.0, MOST_WANTS) };
-        (self.asked, self.asked_at) = (Some(wants), Some(now.at));
+        self.asked = Some(wants);
         ResourceRequest {
             resource_id: self.resource.id.clone(),
             priority: 0,
@@ -84,13 +83,14 @@ impl Kept {
     pub(super) fn answered(&mut self, answer: &ResourceResponse, now: Now) {
         // A node without the shared store may not know it, and does not take it back.
         self.safe = answer.safe_capacity.or(self.safe.filter(|_| answer.degraded()));
-        self.lease = Some(answer.gets);
-        self.refused_until = None;
+        self.is_refused = false;
         // A number that is none is no capacity.
         let capacity = answer.gets.capacity.max(0.0);
+        self.lease = Some(Lease { capacity, ..answer.gets });
         let held = Held {
             capacity,
             expires: now.at + now.remaining(&answer.gets),
+            ends: ends(&answer.gets),
             after: self.after(),
             is_all: self.asked.is_some_and(|asked| capacity >= asked * (1.0 - ROUNDING)),
             closed: false,
@@ -111,10 +111,10 @@ impl Kept {
         self.resource.hold(|held| held.capacity = held.capacity.min(most));
     }
 
-    /// The nodes refuse to lease it, until they are asked again.
-    pub(super) fn refused(&mut self, until: Instant) {
+    /// The nodes refuse to lease it.
+    pub(super) fn refused(&mut self) {
         self.not_answered();
-        self.refused_until = Some(until);
+        self.is_refused = true;
     }
 
     /// The capacity without a lease.
@@ -130,18 +130,9 @@ impl Kept {
         }
     }
 
-    /// When it has to be asked for, if it can't wait for the next refresh of all; with this pause
-    /// after the last time.
-    pub(super) fn urgent_at(&self, now: Instant, pause: Duration) -> Option<Instant> {
-        match self.asked_at {
-            None => Some(now),
-            Some(at) if self.resource.is_urgent() && !self.is_refused(now) => Some(at + pause),
-            Some(_) => None,
-        }
-    }
-
-    pub(super) fn is_refused(&self, now: Instant) -> bool {
-        self.refused_until.is_some_and(|until| now < until)
+    /// It can't wait for the next refresh of all.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.asked.is_none() || (self.resource.is_urgent() && !self.is_refused)
     }
 
     /// Adds the demand of the last second, and tells the metrics.
@@ -154,6 +145,6 @@ impl Kept {
 
     /// The name, unless it is one whose release would be refused, with that of all others.
     pub(super) fn to_release(&self) -> Option<String> {
-        self.refused_until.is_none().then(|| self.resource.id.clone())
+        (!self.is_refused).then(|| self.resource.id.clone())
     }
 }

@@ -109,7 +109,8 @@ impl RateLimiter {
         let _turn = self.rate.queue.lock().await;
         let mut watch = self.handle.watch();
         loop {
-            let (held, now) = (watch.held()?, Instant::now());
+            let now = Instant::now();
+            let held = watch.held(now)?;
             let taken = self.rate.state().meter.take(n, &held, now);
             match taken {
                 Ok(()) => return Ok(()),
@@ -139,7 +140,8 @@ impl RateLimiter {
     }
 
     fn use_at_once(&self, n: f64) -> bool {
-        let (held, now) = (self.handle.held(), Instant::now());
+        let now = Instant::now();
+        let held = self.handle.held(now);
         let mut state = self.rate.state();
         let is_used = state.waiting == 0.0 && state.meter.take(n, &held, now).is_ok();
         if is_used {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -31,6 +31,8 @@ pub(super) struct Held {
     pub(super) capacity: f64,
     /// When the lease runs out.
     pub(super) expires: Instant,
+    /// The same by the time of day, since the epoch.
+    pub(super) ends: Duration,
     /// The capacity without a lease.
     pub(super) after: f64,
     /// The lease is all that was asked for.
@@ -41,13 +43,28 @@ pub(super) struct Held {
 impl Held {
     /// Nothing but this capacity without a lease.
     pub(super) fn nothing_but(after: f64) -> Self {
-        let expires = Instant::now();
-        Self { capacity: 0.0, expires, after, is_all: false, closed: false }
+        let (expires, ends) = (Instant::now(), Duration::MAX);
+        Self { capacity: 0.0, expires, ends, after, is_all: false, closed: false }
+    }
+
+    /// What is left of it at `now`. A lease also runs out by the time of day: that clock goes on
+    /// while the machine sleeps, when the other one may stand still.
+    fn at(self, now: Instant) -> Self {
+        match now < self.expires && since_epoch() >= self.ends {
+            true => Self { capacity: self.after, is_all: false, ..self },
+            false => self,
+        }
     }
 
     pub(super) fn capacity(&self, now: Instant) -> f64 {
         if now < self.expires { self.capacity } else { self.after }
     }
+}
+
+/// The time of day, which is the clock of leases.
+#[expect(clippy::disallowed_methods, reason = "leases expire by the time of day")]
+pub(super) fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// How a resource is used.
@@ -95,16 +112,19 @@ impl Resource {
         *self.wants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set_wants(&self, wants: f64) {
-        *self.wants.lock().unwrap_or_else(PoisonError::into_inner) = Some(wants);
-        self.is_urgent.store(true, Ordering::SeqCst);
+    /// Returns whether the next refresh has become urgent.
+    pub(super) fn set_wants(&self, wants: f64) -> bool {
+        let mut present = self.wants.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = present.replace(wants);
+        before != Some(wants) && !self.is_urgent.swap(true, Ordering::SeqCst)
     }
 
     /// Makes the next refresh urgent if the capacity is too small for what is demanded, and more
     /// may be had: the last request got all that it wanted, and the next will want what is demanded
     /// then. Returns whether it has become urgent.
     pub(super) fn hurry_if_short(&self) -> bool {
-        let (held, now) = (self.held(), Instant::now());
+        let now = Instant::now();
+        let held = self.held(now);
         held.is_all
             && now < held.expires
             && self.wants().is_none()
@@ -121,18 +141,21 @@ impl Resource {
         self.is_urgent.store(false, Ordering::SeqCst);
     }
 
-    pub(super) fn held(&self) -> Held {
-        *self.held.borrow()
+    /// What is held at `now`.
+    pub(super) fn held(&self, now: Instant) -> Held {
+        self.held.borrow().at(now)
     }
 
     /// What may be used now.
     pub(super) fn capacity(&self) -> f64 {
-        self.held().capacity(Instant::now())
+        let now = Instant::now();
+        self.held(now).capacity(now)
     }
 
     /// Changes what is held, unless the client was closed.
     pub(super) fn hold(&self, change: impl FnOnce(&mut Held)) {
-        self.usage.before_change(&self.held(), Instant::now());
+        let now = Instant::now();
+        self.usage.before_change(&self.held(now), now);
         self.held.send_if_modified(|held| {
             if !held.closed {
                 change(held);
@@ -155,9 +178,9 @@ impl Resource {
 pub(super) struct Watch(watch::Receiver<Held>);
 
 impl Watch {
-    /// What is held now. Later changes wake [`changed`](Self::changed).
-    pub(super) fn held(&mut self) -> Result<Held, Closed> {
-        let held = *self.0.borrow_and_update();
+    /// What is held at `now`. Later changes wake [`changed`](Self::changed).
+    pub(super) fn held(&mut self, now: Instant) -> Result<Held, Closed> {
+        let held = self.0.borrow_and_update().at(now);
         if held.closed { Err(Closed) } else { Ok(held) }
     }
 

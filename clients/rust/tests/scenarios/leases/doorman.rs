@@ -293,27 +293,6 @@ async fn demand_that_comes_during_a_request_does_not_wait_for_the_next_interval(
     assert!(asked.iter().all(|(_, names)| !names.contains(&"other".to_owned())), "{asked:?}");
 }
 
-/// In one thread, so that all are added before the first request.
-#[tokio::test]
-async fn refusals_cost_a_bounded_number_of_calls() {
-    let (doorman, address) = Doorman::start().await;
-    doorman.set(|state| state.forbidden = Some("not"));
-    let client = builder(&[address]).build().unwrap();
-    let forbidden: Vec<_> = (0..200).map(|at| lease(&client, &format!("not-{at}"), 1.0)).collect();
-    let allowed = lease(&client, "allowed", 1.0);
-    until("leased", || allowed.get() == 1.0).await;
-    // Those that are refused are not asked for again with the others.
-    let is_alone = |(_, names): &(Instant, Vec<String>)| names == &["allowed"];
-    let alone =
-        || doorman.set(|state| state.asked.iter().rev().take_while(|one| is_alone(one)).count());
-    until("refreshed twice", || alone() >= 2).await;
-    assert_eq!(doorman.set(|state| state.asked[0].1.len()), 201);
-    // A hundred, and those that were split off before.
-    let calls = doorman.calls() - alone();
-    assert!((100..=110).contains(&calls), "{calls} calls");
-    drop(forbidden);
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_is_refused_for_one_resource_releases_the_others() {
     let (doorman, address) = Doorman::start().await;
