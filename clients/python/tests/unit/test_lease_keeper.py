@@ -89,6 +89,8 @@ class Bench:
 
     def release_capacity(self, message: Any, deadline: float) -> Any:
         self.released.append(list(message.resource_id))
+        if self.refused.intersection(message.resource_id):
+            raise self.refusal
         if self.error is not None:
             raise self.error
         return ReleaseCapacityResponse()
@@ -236,6 +238,16 @@ def test_a_closed_desk_releases_all():
     assert bench.released == [["a", "b"]] and one.held.is_closed
     bench.run(100.0)
     assert len(bench.asked) == 1
+
+
+def test_a_release_that_is_refused_is_split():
+    bench = Bench()
+    bench.lease_all(["a", "b", "c", "d"])
+    # Allowed when it was leased, and not any more.
+    bench.refused = {"b"}
+    bench.desk.close()
+    bench.run(0.1)
+    assert bench.released == [["a", "b", "c", "d"], ["a", "b"], ["a"], ["b"], ["c", "d"]]
 
 
 def test_who_is_leased_again_at_once_is_not_released():

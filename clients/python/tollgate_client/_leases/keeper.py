@@ -40,7 +40,7 @@ _REFUSED_PAUSE = 30.0
 """Seconds after which a resource that the nodes refuse to lease is asked for again."""
 
 _MOST_CALLS = 100
-"""After so many calls for one refresh, groups that are refused are not split any more."""
+"""After so many calls for one refresh or release, groups that are refused are not split any more."""
 
 _SECOND = 1.0
 """How often demand is measured."""
@@ -173,17 +173,26 @@ class Keeper:
             self._next_refresh = min(next_refresh, self._next_refresh)
 
     def _release(self) -> Plan[None]:
+        """Releases leases. If the nodes refuse the call because of a resource, releases each half."""
         names, self._gone = sorted(self._gone), set()
-        if not names:
-            return
         if METRICS is not None:
             for name in names:
                 METRICS.lease(name, 0.0, 0.0)
-        request = ReleaseCapacityRequest(client_id=self._client_id, resource_id=names)
-        try:
-            yield from self._lessor.release_capacity(request, self._clock() + _ANSWER_TIMEOUT)
-        except TollgateError as error:
-            LOG.debug("leases are not released, and end when they expire: %s", error)
+        groups = [names] if names else []
+        for _ in range(_MOST_CALLS):
+            if not groups:
+                return
+            group = groups.pop()
+            request = ReleaseCapacityRequest(client_id=self._client_id, resource_id=group)
+            try:
+                yield from self._lessor.release_capacity(request, self._clock() + _ANSWER_TIMEOUT)
+            except TollgateError as error:
+                LOG.debug("leases are not released, and end when they expire: %s", error)
+                if not _is_refusal(error):
+                    return
+                if len(group) > 1:
+                    half = len(group) // 2
+                    groups += [group[half:], group[:half]]
 
     def _ask(self, due: List[Kept]) -> Plan[Tuple[float, Optional[TollgateError]]]:
         """Asks for these resources in one call. If the nodes refuse the call because of a resource,
