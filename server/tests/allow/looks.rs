@@ -6,8 +6,9 @@ use std::collections::HashSet;
 use testkit::Service;
 use tollgate_server::domain::bucket::BucketKind;
 use tollgate_server::service::allow::{
-    Balance, BucketView, Criticality, Effect, FillError, Filled, Query, Status,
+    Balance, BucketView, Criticality, FillError, Filled, Query, Status,
 };
+use tollgate_server::service::explain::Effect;
 use tollgate_server::store::look::{Look, Looks};
 
 const SECOND: i64 = 1_000_000;

@@ -235,3 +235,85 @@ fn both_stores_decide_alike() {
     let least = traces.get() / 10;
     assert!(outcomes.get().iter().all(|count| *count > least), "{:?} of {least}", outcomes.get());
 }
+
+/// A hold of three copies.
+const HOLD: NewHold<'_> =
+    NewHold { session: "s", ttl_ms: 5000, hold: "h", domain: "acme", copies: 3, min_copies: 1 };
+
+const LIMITS: HoldLimits<'_> = HoldLimits {
+    domain: Some(5),
+    groups: GROUPS[1],
+    global: None,
+    bounds: HoldBounds { max_holds: None, known_only: false },
+    enforced: true,
+};
+
+#[test]
+fn a_resource_of_which_nothing_is_held_leaves_nothing_behind() {
+    let (redis, runtime, clock) = (Redis::start(), runtime(), ManualClock::new(START));
+    let memory = MemoryStore::with_clock(clock.clone());
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+    let target = HoldTarget { caller: None, resource: "a", template: 0 };
+    let mut inside = redis.connection();
+    let mut expiries = || -> Vec<i64> {
+        let mut expiry = |key| redis::cmd("PEXPIRETIME").arg(key).query(&mut inside).unwrap();
+        vec![expiry("c{a}"), expiry("s{a}")]
+    };
+    const NO_KEY: i64 = -2;
+    let refused = NewHold { copies: 9, min_copies: 9, ..HOLD };
+    runtime.block_on(async {
+        assert_eq!(memory.reserve(&target, &refused, &LIMITS).await.unwrap().granted, 0);
+        assert_eq!(shared.reserve(&target, &refused, &LIMITS).await.unwrap().granted, 0);
+        assert_eq!((memory.held_resources(), expiries()), (0, vec![NO_KEY; 2]), "refused");
+        for end in [true, false] {
+            assert_eq!(memory.reserve(&target, &HOLD, &LIMITS).await.unwrap().granted, 3);
+            assert_eq!(shared.reserve(&target, &HOLD, &LIMITS).await.unwrap().granted, 3);
+            let ends_ms = clock.now().0 / 1000 + 5000;
+            assert_eq!((memory.held_resources(), expiries()), (1, vec![ends_ms; 2]), "held");
+            if end {
+                assert_eq!(memory.end_session(&target, "s").await.unwrap(), 3);
+                assert_eq!(shared.end_session(&target, "s").await.unwrap(), 3);
+                assert_eq!(expiries(), [NO_KEY; 2], "ended");
+            }
+        }
+        clock.advance(5_001_000);
+        memory.sweep().await;
+        assert_eq!(memory.held_resources(), 0);
+    });
+}
+
+#[test]
+fn corrupt_values_count_as_absent() {
+    let (redis, runtime, clock) = (Redis::start(), runtime(), ManualClock::new(START));
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+    let target = HoldTarget { caller: None, resource: "a", template: 0 };
+    let mut inside = redis.connection();
+    let mut run = |line: &str| {
+        let mut words = line.split(' ');
+        let mut cmd = redis::cmd(words.next().unwrap());
+        words.for_each(|word| {
+            cmd.arg(word);
+        });
+        cmd.exec(&mut inside).unwrap();
+    };
+    for lines in [
+        &["SET c{a} x"][..],
+        &["SET s{a} x"],
+        &["HSET c{a} unknown 1"],
+        // A header that is too short, and a session of which there is no record.
+        &["HSET c{a} \u{0} 1", "HSET c{a} ss 123"],
+        &["HSET c{a} ss short", "ZADD s{a} 1 ss"],
+        &["ZADD s{a} 1 nobody"],
+    ] {
+        run("DEL c{a}");
+        run("DEL s{a}");
+        for line in lines {
+            run(line);
+        }
+        let made = runtime.block_on(shared.reserve(&target, &HOLD, &LIMITS)).unwrap();
+        assert_eq!((made.granted, made.all_held), (3, 3), "{lines:?}");
+        let list = runtime.block_on(shared.list_holds(&target, &["trial"])).unwrap();
+        assert_eq!((list.all_held, list.holds, list.groups_held), (3, 1, vec![3]), "{lines:?}");
+        assert_eq!(list.sessions.len(), 1, "{lines:?}");
+    }
+}

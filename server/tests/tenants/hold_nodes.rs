@@ -1,6 +1,7 @@
 //! Holds through nodes: over gRPC and HTTP, and by the command line.
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -418,11 +419,14 @@ fn limits_in_shadow_and_under_the_kill_switch_are_not_enforced() {
     assert_eq!(shadowed, 1.0);
 }
 
-/// `tollgate hold` for `acme`, in the background.
+/// `tollgate hold` in the background.
 fn hold(node: &Node, args: &[&str]) -> Child {
-    let addr = node.grpc.to_string();
-    let mut command = command();
-    command.args(["hold", "--addr", &addr]).args(args);
+    start_command(command(), node, args)
+}
+
+/// The same, as `command` with further arguments.
+fn start_command(mut command: Command, node: &Node, args: &[&str]) -> Child {
+    command.args(["hold", "--addr", &node.grpc.to_string()]).args(args);
     for set in [Command::stdin, Command::stdout, Command::stderr] {
         set(&mut command, Stdio::piped());
     }
@@ -534,6 +538,35 @@ fn the_command_ends_with_its_hold() {
         text.ends_with("no node has renewed the session in time: the command gets SIGTERM\n"),
         "{text}"
     );
+}
+
+#[test]
+fn an_interrupt_from_the_terminal_ends_the_command_and_releases_its_copies() {
+    let (node, _limits) = start(LIMITS, &[]);
+    let trap = "trap 'exit 4' INT; echo ready; while :; do sleep 0.05; done";
+    for (script, code) in [(trap, 4), ("echo ready; exec sleep 60", 130)] {
+        // A terminal sends it to all processes of the group. It is not ignored, as it may be in this process.
+        let hold = command();
+        let mut in_a_group = Command::new("env");
+        in_a_group.arg("--default-signal=INT").arg(hold.get_program()).process_group(0);
+        hold.get_envs().for_each(|(name, _)| {
+            in_a_group.env_remove(name);
+        });
+        let mut child =
+            start_command(in_a_group, &node, &["job", "acme", "--", "sh", "-c", script]);
+        after_first_line(&mut child);
+        assert_eq!(copies_held(&node, "job"), "1");
+        let interrupt = |to: &str| {
+            assert!(Command::new("kill").args(["-INT", "--", to]).status().unwrap().success());
+        };
+        // To `tollgate hold` alone it means nothing.
+        interrupt(&child.id().to_string());
+        assert_eq!(copies_held(&node, "job"), "1");
+        assert_eq!(child.try_wait().unwrap(), None);
+        interrupt(&format!("-{}", child.id()));
+        assert_eq!(output(child).0, Some(code));
+        assert_eq!(copies_held(&node, "job"), "0", "released at once");
+    }
 }
 
 #[test]

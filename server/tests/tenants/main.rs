@@ -6,6 +6,7 @@
 mod cookbook;
 mod cost;
 mod explain;
+mod hit_slots;
 mod hits;
 mod hold_books;
 mod hold_cookbook;
@@ -13,3 +14,4 @@ mod hold_nodes;
 mod hold_slots;
 mod holds;
 mod nodes;
+mod paper;

@@ -311,31 +311,13 @@ fn time_does_not_run_backwards() {
     assert_eq!(ask(&mut history, &tiers, 100 * S - 3601 * S, 2, 2).granted, 2);
 }
 
-/// What figures 2 and 3 of the paper show: a burst, and one that a cooldown blocks. The numbers are ours.
 #[test]
-fn bursts_climb_and_fall_back() {
-    let tiers = [tier(2, 10, 100, 0), tier(3, 10, 30, 60)];
-    let mut history = History::default();
-    let mut request = |at_s: i64| {
-        let decision = ask(&mut history, &tiers, 1000 * S + at_s * S, 1, 1);
-        (decision.granted, decision.tier, decision.tier_hits, decision.burst)
-    };
-    // The first hit enters tier 1; one more than its limit enters tier 2.
-    assert_eq!(request(0), (1, 1, 1, true));
-    assert_eq!(request(1), (1, 1, 2, false));
-    assert_eq!(request(2), (1, 2, 1, true));
-    assert_eq!(request(3), (1, 2, 2, false));
-    assert_eq!(request(4), (1, 2, 3, false));
-    assert_eq!(request(5), (0, 2, 3, false));
-    // Tier 2 is active until 32, and hits go to it although tier 1 has room.
-    assert_eq!(request(31), (1, 2, 1, false));
-    // Then tier 1 is the current one again. Tier 2 cools down until 92, and blocks a burst.
-    assert_eq!(request(32), (1, 1, 1, false));
-    assert_eq!(request(33), (1, 1, 2, false));
-    assert_eq!(request(34), (0, 1, 2, false));
-    assert_eq!(request(92), (1, 1, 1, false));
-    assert_eq!(request(93), (1, 1, 2, false));
-    assert_eq!(request(94), (1, 2, 1, true));
+fn a_node_alone_has_a_share_of_the_limits() {
+    for (limit, nodes, part) in [(10, 1, 10), (10, 3, 3), (2, 3, 1), (0, 3, 0), (10, 0, 10)] {
+        assert_eq!(share(limit, nodes), part);
+        let whole = tier(limit, 10, 100, 5);
+        assert_eq!(whole.share(nodes), Tier { limit: part, ..whole });
+    }
 }
 
 #[test]

@@ -126,30 +126,30 @@ impl Buckets {
             Change::Keep => state.filter(|state| request.rewrites() || state.is_carried()).cloned(),
             Change::Remove => None,
         };
-        // When it is removed, and when its state itself expires.
-        let known = known.map(|known| (known.expires_ms, known.state.expires_ms(request.terms)));
+        let known_ms = known.map(|known| known.expires_ms);
+        // When the known state of a window itself expires.
+        let window_ends_ms = match &kept {
+            Some(State::Window(_)) => known.and_then(|known| known.state.expires_ms(request.terms)),
+            _ => None,
+        };
         let ends_ms = kept.as_ref().and_then(|kept| kept.expires_ms(request.terms));
         if let (Some(kept), Some(ends_ms)) = (kept, ends_ms) {
             let idle_at_ms =
                 request.idle_us().map(|idle_us| ceil_ms(now.0.saturating_add(idle_us)));
             let expires_ms = ends_ms.min(idle_at_ms.unwrap_or(i64::MAX));
-            let expires_ms = match known {
-                Some((known_ms, _)) if request.has_windows() && request.rewrites() => {
-                    // Nodes with longer windows may still need the state.
+            let expires_ms = match known_ms {
+                // Nodes with longer windows may still need the state.
+                Some(known_ms) if request.has_windows() && request.rewrites() => {
                     expires_ms.max(known_ms)
                 }
                 // Further counts of the same window.
-                Some((known_ms, Some(known_ends_ms)))
-                    if matches!(kept, State::Window(_)) && known_ends_ms == ends_ms =>
-                {
-                    known_ms
-                }
+                Some(known_ms) if window_ends_ms == Some(ends_ms) => known_ms,
                 _ => expires_ms,
             };
             match found {
                 Entry::Occupied(mut old) => {
                     let old = old.get_mut();
-                    if known.is_none() {
+                    if known_ms.is_none() {
                         old.place = None;
                     }
                     old.place = old.place.take().or(place);
