@@ -90,7 +90,14 @@ local function fields_of(text, at)
 end
 
 -- What has changed: the copies that domains and groups hold, by field. Written at the end.
-local counts, is_changed, is_emptied = {}, false, false
+local counts, is_changed = {}, false
+-- The sessions and holds to remove, by field and in a list. They are removed last, as a key is gone once it is
+-- empty, and a server that gives away its slot refuses commands on a key that it does not have.
+local is_gone, gone = {}, {}
+local function remove(field)
+  is_gone[field] = true
+  gone[#gone + 1] = field
+end
 local function held_by(field)
   if not counts[field] then
     local value = call('HGET', holds, field)
@@ -110,7 +117,7 @@ end
 
 -- A session by its field; nil if there is none. It may be over.
 local function find(field)
-  local value = call('HGET', holds, field)
+  local value = not is_gone[field] and call('HGET', holds, field)
   if not value then return end
   local number, ttl, bytes = unpacked('<I7I7I7', value)
   return { field = field, number = number, ttl = ttl, bytes = bytes }
@@ -127,13 +134,11 @@ local function forget(session)
       change(fields, -copies)
       freed, changed = freed + copies, changed + #fields
     end
-    call('HDEL', holds, unpack(members))
-    call('ZREM', index, unpack(members))
+    for _, member in ipairs(members) do remove(member) end
   end
-  call('HDEL', holds, field)
-  call('ZREM', index, field)
+  remove(field)
   count = count - #members
-  is_changed, is_emptied = true, true
+  is_changed = true
   return freed, changed
 end
 
@@ -158,11 +163,6 @@ local function find_live(name)
   return session
 end
 local session = find_live(ARGV[2])
-local function is_empty() return is_emptied and call('ZCARD', index) == 0 end
-if is_empty() then
-  -- The index has gone, and with it the time when it expires.
-  call('UNLINK', holds)
-end
 
 -- Fields of the hash to set.
 local set = {}
@@ -174,7 +174,10 @@ end
 local function begin(name)
   last = last + 1
   is_changed = true
-  return { field = 's' .. name, number = last, ttl = 0, bytes = 0 }
+  local field = 's' .. name
+  -- Its record takes the place of that of one that was over.
+  is_gone[field] = nil
+  return { field = field, number = last, ttl = 0, bytes = 0 }
 end
 -- Renews a session, with a new time to live unless it is 0, and with so many more bytes of holds.
 local ends = 0
@@ -189,21 +192,34 @@ local function renew(session, ttl, more)
   call('ZADD', index, ends, session.field)
 end
 
+-- Lua can pass on a few thousand values at most.
+local function in_parts(command, key, values)
+  for at = 1, #values, 1000 do call(command, key, unpack(values, at, min(at + 999, #values))) end
+end
+
 -- Writes what has changed, and lets the keys live as long as the last session.
 local function finish(reply)
+  local removed, cleared = {}, {}
+  for _, field in ipairs(gone) do
+    if is_gone[field] then
+      removed[#removed + 1], cleared[#cleared + 1] = field, field
+    end
+  end
+  if #removed > 0 and call('ZCARD', index) == #removed then
+    call('UNLINK', holds)
+    call('UNLINK', index)
+    return reply
+  end
   if is_changed then
     put('', pack('<I7I7I7', all_held, count, last))
     for field, copies in pairs(counts) do
-      if copies > 0 then put(field, pack('<I7', copies)) else call('HDEL', holds, field) end
+      if copies > 0 then put(field, pack('<I7', copies)) else cleared[#cleared + 1] = field end
     end
   end
-  if is_empty() then
-    call('UNLINK', holds)
-    return reply
-  end
-  -- Lua can pass on a few thousand values at most.
-  for at = 1, #set, 1000 do call('HSET', holds, unpack(set, at, min(at + 999, #set))) end
-  if ends > 0 or is_emptied then
+  in_parts('HSET', holds, set)
+  in_parts('HDEL', holds, cleared)
+  in_parts('ZREM', index, removed)
+  if ends > 0 or #removed > 0 then
     local last_end = call('ZREVRANGE', index, 0, 0, 'WITHSCORES')[2]
     call('PEXPIREAT', holds, last_end)
     call('PEXPIREAT', index, last_end)
@@ -230,11 +246,6 @@ local function write_hold(session, name, copies, members)
   put(name, pack('<I7', copies) .. members)
   call('ZADD', index, -session.number, name)
 end
-local function remove_hold(name)
-  call('HDEL', holds, name)
-  call('ZREM', index, name)
-end
-
 if op == RESERVE then
   local max_holds, known_only, least, enforced, global_limit = unpacked('<ddddd', ARGV[1], 33)
   local fields = fields_of(members, 1)
@@ -288,7 +299,7 @@ if op == RELEASE then
       left = min(had, copies)
       if left < had then change(fields_of(members, 1), left - had) end
       if left == 0 then
-        remove_hold(name)
+        remove(name)
         count = count - 1
         freed_bytes = HOLD_BYTES + #hold + #members
       elseif left < had then
@@ -365,6 +376,6 @@ if is_part then
   count = count + 1
   is_changed = true
 else
-  remove_hold(name)
+  remove(name)
 end
 return answer(0, moved, is_part and 0 or more, more)

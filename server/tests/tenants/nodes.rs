@@ -47,8 +47,11 @@ fn search(node: &Node, copies: i64) -> Value {
 #[tokio::test]
 async fn nodes_share_the_hits_over_grpc() {
     let redis = Redis::start();
-    let store = ["--store", &redis.url()];
+    // Patient, so that a busy machine does not look like an outage.
+    let store = ["--store", &redis.url(), "--store-timeout", "2s"];
     let ((first, _limits), (second, _other)) = (start(LIMITS, &store), start(LIMITS, &store));
+    first.wait_for_store();
+    second.wait_for_store();
     let ask = async |node: &Node, message| {
         let mut client = ThrottleClient::new(channel(node.grpc).await);
         client.request(message).await.map(tonic::Response::into_inner)
