@@ -340,15 +340,16 @@ if count == 0 then
 end
 
 if op > 0 then
-  if record then
-    call('HDEL', holders, id)
-    call('ZREM', by_wants, id)
-    call('ZREM', by_expiry, id)
-  end
   if count <= 0 then
+    -- At once: a server that gives away the slot refuses commands on a key that has become empty.
     forget_all()
     redis.pcall('ZREM', ARGV[6], ARGV[4])
   else
+    if record then
+      call('HDEL', holders, id)
+      call('ZREM', by_wants, id)
+      call('ZREM', by_expiry, id)
+    end
     call('HSET', holders, '', pack('<dddddddddddddddd', above, above_lo, above_n, below, below_lo,
       below_n, has, has_lo, low, high, count, due, keys_until, born, banded, ghosts))
     if write_bands then write_bands() end

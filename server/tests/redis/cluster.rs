@@ -17,7 +17,7 @@ use testkit::{
     LimitsFile, Node, START, Servers as _, Service, command_stats, eventually, grpc, redis_store,
     runtime,
 };
-use tollgate_proto::doorman::ResourceResponse;
+use tollgate_proto::doorman::{ReleaseCapacityRequest, ResourceResponse};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::redis::slot;
@@ -263,6 +263,34 @@ fn a_script_is_loaded_while_a_slot_moves() {
     assert_eq!(Scrape::of(nodes[0].http).sum("tollgate_store_errors_total", &[]), 0.0);
     cluster.move_keys(&migration);
     cluster.finish_migration(migration);
+}
+
+/// A key that becomes empty is gone, and then the old master refuses commands on it.
+#[test]
+fn the_last_lease_is_released_while_its_slot_moves() {
+    let _machine = reserve_half();
+    let cluster = RedisCluster::start_with(3, 0);
+    cluster.set_birth(now_us() - HOUR_US);
+    let limits = limits("bounded");
+    let nodes = cluster.nodes(&limits, &PATIENT);
+    let moving = slot(holders("moving").as_bytes());
+    let from = cluster.owner(moving).unwrap();
+    assert_leased_at_once(&nodes[0], "moving");
+    let migration = cluster.begin_migration(moving, (from + 1) % 3);
+    runtime().block_on(async {
+        let release = ReleaseCapacityRequest {
+            client_id: "new".to_owned(),
+            resource_id: vec!["moving".to_owned()],
+        };
+        capacity_client(&nodes[0]).await.release_capacity(release).await.unwrap();
+    });
+    let mut inside = cluster.connection(from);
+    let left: Vec<String> = redis::cmd("KEYS").arg("*{moving}*").query(&mut inside).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    assert_leased_at_once(&nodes[1], "moving");
+    cluster.move_keys(&migration);
+    cluster.finish_migration(migration);
+    assert_leased_at_once(&nodes[0], "moving");
 }
 
 #[test]
