@@ -10,8 +10,9 @@ server = grpc.aio.server(interceptors=[AioServerInterceptor(aio_client, bucket_o
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from typing import Any, Awaitable, Callable, Optional, Tuple
+from typing import Any, Awaitable, Callable, Dict, Optional, Tuple, Union
 
 import grpc
 import grpc.aio
@@ -24,9 +25,14 @@ from .errors import TollgateError
 BucketOf = Callable[[str, Any], Optional[Tuple[str, str]]]
 """The namespace and the bucket of a call, by its method such as ``/package.Service/Method`` and its
 ``grpc.ServicerContext``, which has its metadata and its peer; ``None`` for a call that takes no
-tokens."""
+tokens. It must not abort the call: what it raises makes the call fail."""
 
-_Behavior = Callable[[Any, Any], Any]
+_Behavior = Callable[..., Any]
+
+_Refusal = Tuple[grpc.StatusCode, str, Metadata]
+
+_NO_TIMEOUT = 1e9
+"""More seconds than a call with a timeout has left: a blocking server says so of one without."""
 
 
 class ServerInterceptor(grpc.ServerInterceptor):
@@ -41,7 +47,8 @@ class ServerInterceptor(grpc.ServerInterceptor):
     ) -> None:
         """max_wait: the longest wait for tokens in seconds, in a thread of the server; by default, a
         call that would have to wait is refused. ``None`` waits as long as the bucket has callers
-        wait. A call waits no longer than its timeout in any case."""
+        wait, and a call with a timeout as long as that lasts. A call waits no longer than its
+        timeout in any case."""
         self._client = client
         self._bucket_of = bucket_of
         self._max_wait = max_wait
@@ -53,9 +60,11 @@ class ServerInterceptor(grpc.ServerInterceptor):
             return None
         behavior = _behavior(handler)
 
-        def handle(request: Any, context: Any) -> Any:
+        # With its attributes, by which gRPC calls some behaviors with a third argument.
+        @functools.wraps(behavior)
+        def handle(request: Any, context: Any, *send: Any) -> Any:
             self._take(details.method, context)
-            return behavior(request, context)
+            return behavior(request, context, *send)
 
         return _with_behavior(handler, handle)
 
@@ -63,13 +72,10 @@ class ServerInterceptor(grpc.ServerInterceptor):
         bucket = self._bucket_of(method, context)
         if bucket is None:
             return
-        client, left = self._client, context.time_remaining()
         try:
-            client.acquire(*bucket, **limits_within(self._max_wait, client.default_deadline, left))
+            self._client.acquire(*bucket, **_limits(self._max_wait, self._client, context))
         except TollgateError as error:
-            code, text, metadata = _answer(error)
-            context.set_trailing_metadata(metadata)
-            context.abort(code, text)
+            _abort(context, *_answer(error))
         if not context.is_active():
             # Its caller has left meanwhile.
             context.abort(grpc.StatusCode.CANCELLED, "the caller is gone")
@@ -107,22 +113,24 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
 
         loop = asyncio.get_running_loop()
 
-        def take_in_thread(context: Any) -> None:
-            take = self._refusal(method, context)
+        def may_go_on(context: Any) -> bool:
+            bucket = self._bucket_of(method, context)
+            if bucket is None:
+                return True
+            take = self._refusal(bucket, context)
             refusal = asyncio.run_coroutine_threadsafe(take, loop).result()
             if refusal is not None:
-                code, text, metadata = refusal
-                context.set_trailing_metadata(metadata)
-                context.abort(code, text)
+                # Of older versions of gRPC, this returns.
+                _abort(context, *refusal)
+            return refusal is None
 
         def call_in_thread(request: Any, context: Any) -> Any:
-            take_in_thread(context)
-            return behavior(request, context)
+            return behavior(request, context) if may_go_on(context) else None
 
         # A generator, as only its steps are made in a thread.
         def stream_in_thread(request: Any, context: Any) -> Any:
-            take_in_thread(context)
-            yield from behavior(request, context)
+            if may_go_on(context):
+                yield from behavior(request, context)
 
         # gRPC goes by the same two questions.
         if inspect.isasyncgenfunction(behavior):
@@ -133,22 +141,16 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
         return _with_behavior(handler, in_thread)
 
     async def _take(self, method: str, context: Any) -> None:
-        refusal = await self._refusal(method, context)
+        bucket = self._bucket_of(method, context)
+        refusal = None if bucket is None else await self._refusal(bucket, context)
         if refusal is not None:
             code, text, metadata = refusal
             await context.abort(code, text, metadata)
 
-    async def _refusal(
-        self, method: str, context: Any
-    ) -> Optional[Tuple[grpc.StatusCode, str, Metadata]]:
+    async def _refusal(self, bucket: Tuple[str, str], context: Any) -> Optional[_Refusal]:
         """Takes tokens, or returns the status of the call."""
-        bucket = self._bucket_of(method, context)
-        if bucket is None:
-            return None
-        client, left = self._client, context.time_remaining()
-        limits = limits_within(self._max_wait, client.default_deadline, left)
         try:
-            await client.acquire(*bucket, **limits)
+            await self._client.acquire(*bucket, **_limits(self._max_wait, self._client, context))
         except TollgateError as error:
             return _answer(error)
         return None
@@ -172,7 +174,23 @@ def _with_behavior(handler: Any, behavior: _Behavior) -> Any:
     return make(behavior, handler.request_deserializer, handler.response_serializer)
 
 
-def _answer(error: TollgateError) -> Tuple[grpc.StatusCode, str, Metadata]:
+def _limits(
+    max_wait: Optional[float], client: Union[Client, AioClient], context: Any
+) -> Dict[str, Any]:
+    left = context.time_remaining()
+    if left is not None and left > _NO_TIMEOUT:
+        left = None
+    return limits_within(max_wait, client.default_deadline, left)
+
+
+def _abort(context: Any, code: grpc.StatusCode, text: str, metadata: Metadata) -> None:
+    # Not the metadata of others, if there is none.
+    if metadata:
+        context.set_trailing_metadata(metadata)
+    context.abort(code, text)
+
+
+def _answer(error: TollgateError) -> _Refusal:
     code, text, metadata = status_of(error)
     if code is grpc.StatusCode.UNAVAILABLE:
         # Why there is no decision is not for everybody.

@@ -115,6 +115,31 @@ def test_what_nobody_takes_for_a_minute_is_dropped(connect, fake, later, caplog)
     assert len(asked) < 40
 
 
+def test_what_was_tried_late_in_an_outage_is_not_dropped_with_the_first(fake, later):
+    client = Client(fake)
+    names = [f"r{at}" for at in range(300)]
+    for name in names:
+        fake.answer("db", name, FakeAnswer.NO_NODE)
+        client.charge("db", name, 1)
+    # One in each round, in turn.
+    later(client, 10.0)
+    asked = [len(fake.asked("db", name)) for name in names]
+    assert set(asked) == {0, 1}
+    late = {name for name, times in zip(names, asked) if times == 0}
+    later(client, 55.0)
+    # Then they are refused once more.
+    for name in names:
+        fake.answer("db", name, FakeAnswer.refuse(0.3))
+    later(client, 0.5)
+    before = {name: len(fake.asked("db", name)) for name in names}
+    for name in names:
+        fake.answer("db", name, FakeAnswer.GRANT)
+    later(client, 40.0)
+    taken = {name for name in names if len(fake.asked("db", name)) > before[name]}
+    assert late <= taken and len(taken) < 300
+    client.close()
+
+
 def test_what_is_taken_in_part_is_not_dropped(connect, fake, later, caplog):
     client = connect(fake)
     # One token in ten seconds.

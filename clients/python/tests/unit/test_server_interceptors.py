@@ -110,7 +110,9 @@ def served(fake: Fake, service: Service, behaviors: str, **options: Any) -> Iter
         loop.close()
 
 
-def call(address: str, kind: str, bucket: Optional[str], timeout: float = 60.0) -> bytes:
+def call(
+    address: str, kind: str, bucket: Optional[str], timeout: Optional[float] = 60.0
+) -> bytes:
     """One call; its whole answer."""
     metadata = () if bucket is None else (("bucket", bucket),)
     with grpc.insecure_channel(f"ipv4:{address}") as channel:
@@ -171,6 +173,74 @@ def test_a_call_of_a_server_waits_no_longer_than_its_timeout(behaviors):
         error = failure(lambda: call(address, kind, "late", timeout=30.0))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert service.handled == ["late"]
+
+
+def test_without_a_timeout_a_call_waits_as_long_as_the_bucket_has_callers_wait(behaviors):
+    fake, service, kind = Fake(fake_time=FakeTime()), Service(), "unary_unary"
+    fake.answer("/test.Service/unary_unary", "refused", FakeAnswer.refuse(0.2))
+    with served(fake, service, behaviors, max_wait=None) as address:
+        error = failure(lambda: call(address, kind, "refused", timeout=None))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert fake.asked("/test.Service/unary_unary", "refused") == [1] and not service.handled
+
+
+def test_a_function_is_not_handled_although_abort_returns():
+    """As in older versions of gRPC."""
+    fake = Fake(fake_time=FakeTime())
+    fake.answer("a", "b", FakeAnswer.refuse(1.0))
+    handled: List[Any] = []
+    answers: List[Any] = []
+
+    class Context:
+        codes: List[grpc.StatusCode] = []
+
+        def time_remaining(self) -> Optional[float]:
+            return None
+
+        def set_trailing_metadata(self, metadata: Any) -> None:
+            pass
+
+        def abort(self, code: grpc.StatusCode, details: str) -> None:
+            self.codes.append(code)
+
+    class Details:
+        method = "/test.Service/unary_unary"
+
+    async def run() -> None:
+        quota = AioServerInterceptor(fake.aio_client(), lambda method, context: ("a", "b"))
+        for make in (grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler):
+
+            async def found(details: Any) -> Any:
+                return make(lambda request, context: handled.append(request) or [])
+
+            handler = await quota.intercept_service(found, Details())
+            loop = asyncio.get_running_loop()
+            behavior = handler.unary_unary or (lambda *asked: list(handler.unary_stream(*asked)))
+            answers.append(await loop.run_in_executor(None, behavior, b"", Context()))
+
+    asyncio.run(run())
+    assert (answers, handled) == ([None, []], [])
+    assert Context.codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+
+
+def test_a_behavior_that_does_not_block_is_called_as_grpc_calls_it():
+    fake, sent = Fake(fake_time=FakeTime()), []
+
+    def watch(request: Any, context: Any, send: Any) -> None:
+        send(b"now")
+        send(None)
+
+    watch.experimental_non_blocking = True  # type: ignore[attr-defined]
+    quota = ServerInterceptor(fake.client(), lambda method, context: ("a", "b"))
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=[quota])
+    handlers = {"Watch": grpc.unary_stream_rpc_method_handler(watch)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.S", handlers),))
+    port = server.add_insecure_port(LISTEN)
+    server.start()
+    with grpc.insecure_channel(f"ipv4:127.0.0.1:{port}") as channel:
+        sent = list(channel.unary_stream("/test.S/Watch")(b"", timeout=60.0))
+    server.stop(None).wait()
+    assert sent == [b"now"] and fake.asked("a", "b") == [1]
 
 
 def test_a_call_whose_caller_leaves_while_it_waits_is_not_handled():

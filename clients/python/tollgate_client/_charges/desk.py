@@ -23,7 +23,7 @@ class Charge:
 
     __slots__ = ("namespace", "bucket", "tokens", "most", "due", "pause", "since")
 
-    def __init__(self, namespace: str, bucket: str, tokens: int, now: float) -> None:
+    def __init__(self, namespace: str, bucket: str, tokens: int) -> None:
         self.namespace = namespace
         self.bucket = bucket
         self.tokens = tokens
@@ -33,8 +33,8 @@ class Charge:
         """Not before then."""
         self.pause = LEAST_PAUSE
         """The next longest pause in seconds."""
-        self.since = now
-        """Since when nothing could be taken."""
+        self.since: Optional[float] = None
+        """Since when nothing could be taken; ``None`` if that was not tried."""
 
 
 class Desk(desk.Desk[Any]):
@@ -67,7 +67,7 @@ class Desk(desk.Desk[Any]):
             elif len(self._open) < MOST_BUCKETS:
                 # Whoever charges learns what is wrong with a name, as nobody else could.
                 message(Request(namespace, bucket))
-                self._open[name] = Charge(namespace, bucket, tokens, self._clock())
+                self._open[name] = Charge(namespace, bucket, tokens)
             else:
                 self.log_dropped(namespace, bucket, "there are charges of too many buckets")
                 return False
@@ -78,9 +78,10 @@ class Desk(desk.Desk[Any]):
         return is_first
 
     def due(self, now: float) -> List[Charge]:
-        """The charges that may be taken now."""
+        """The charges that may be taken now; first those that have waited longest for their turn."""
         with self._open_lock:
-            return [charge for charge in self._open.values() if charge.due <= now]
+            due = [charge for charge in self._open.values() if charge.due <= now]
+        return sorted(due, key=lambda charge: charge.due)
 
     def settle(self, charge: Charge, tokens: int) -> None:
         """So many tokens are not open any more. Others may have been charged meanwhile."""

@@ -97,19 +97,20 @@ class Keeper:
                     left = 0
             if not left or pause:
                 break
-        self._put_off(charge, pause, has_taken)
         self._desk.settle(charge, total - left)
-        if left and self._clock() - charge.since > _LONGEST_OPEN:
+        if self._put_off(charge, pause, has_taken) > _LONGEST_OPEN and left:
             why = "nothing could be taken for a minute"
             self._desk.log_dropped(charge.namespace, charge.bucket, why)
             self._desk.settle(charge, charge.tokens)
         return is_answered
 
-    def _put_off(self, charge: Charge, pause: float, has_taken: bool) -> None:
-        """Leaves a charge alone for a while."""
+    def _put_off(self, charge: Charge, pause: float, has_taken: bool) -> float:
+        """Leaves a charge alone for a while. Returns for how long nothing could be taken."""
         now = self._clock()
         charge.due = now + min(pause, charge.pause)
         if has_taken:
             charge.since, charge.pause = now, LEAST_PAUSE
         else:
+            charge.since = now if charge.since is None else charge.since
             charge.pause = min(charge.pause * 2, _LONGEST_PAUSE)
+        return now - charge.since
