@@ -97,6 +97,11 @@ pub(super) fn amount(value: f64) -> String {
     }
 }
 
+/// So many of something that is whole.
+pub(super) fn whole(number: u64, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
 /// So many of something.
 pub(super) fn count(number: f64, one: &str, many: &str) -> String {
     match amount(number) {

@@ -51,6 +51,15 @@ fn check(steps: &[Step], granted: u64, is_lifted: bool) {
     assert!(has(Effect::Refuses) == (granted == 0) || is_lifted, "{steps:?}");
 }
 
+/// What was counted of requests for hits and holds.
+fn counted<S>(service: &Service<S>) -> Vec<String> {
+    let metrics = service.metrics.render();
+    let lines = metrics.lines().filter(|line| {
+        line.starts_with("tollgate_throttle_") || line.starts_with("tollgate_hold_")
+    });
+    lines.map(str::to_owned).collect()
+}
+
 async fn hits_are_explained<S: Store + ThrottleStore>(store: S, clock: ManualClock) {
     let service = Service::new(store, clock.clone(), LIMITS);
     let (mut random, mut seen) = (StdRng::seed_from_u64(5), HashSet::new());
@@ -61,8 +70,10 @@ async fn hits_are_explained<S: Store + ThrottleStore>(store: S, clock: ManualClo
         let min_copies = random.random_range(1..=copies);
         let domain = *DOMAINS.choose(&mut random).unwrap();
         let query = HitQuery { resource, domain, copies, min_copies };
+        let before = counted(&service);
         let explained = service.throttles.explain(&query, None).await.unwrap();
         assert_eq!(explained, service.throttles.explain(&query, None).await.unwrap(), "twice");
+        assert_eq!(counted(&service), before);
         let answer = service.throttles.request(&query, None).await.unwrap();
         assert_eq!(explained.answer, answer, "{query:?} {:?}", explained.steps);
         check(&explained.steps, answer.decision.granted, answer.shadow);
@@ -114,8 +125,10 @@ async fn holds_are_explained<S: Store + ThrottleStore + HoldStore>(store: S, clo
             min_copies,
         };
         let without_names = ReserveQuery { session: "", hold: "", ..query };
+        let before = counted(&service);
         let explained = service.holds.explain(&without_names, None).await.unwrap();
         assert_eq!(explained, service.holds.explain(&query, None).await.unwrap(), "twice");
+        assert_eq!(counted(&service), before);
         let answer = service.holds.reserve(&query, None).await.unwrap();
         assert_eq!(explained.answer, answer, "{query:?} {:?}", explained.steps);
         check(&explained.steps, answer.granted, answer.shadow);
@@ -147,6 +160,11 @@ async fn holds_are_explained<S: Store + ThrottleStore + HoldStore>(store: S, clo
     };
     let error = async |query| service.holds.explain(&query, None).await.unwrap_err();
     assert!(matches!(error(query("sandbox", -1)).await, Error::Invalid(_)));
+    let no_ttl = ReserveQuery { ttl_ms: -1, ..query("sandbox", 1) };
+    assert!(matches!(error(no_ttl).await, Error::Invalid(_)));
+    let long = "s".repeat(129);
+    let no_name = ReserveQuery { session: &long, ..query("sandbox", 1) };
+    assert!(matches!(error(no_name).await, Error::Invalid(_)));
     assert!(matches!(error(query("none", 1)).await, Error::NotFound(_)));
     assert!(matches!(error(query("search", 1)).await, Error::Conflict(_)));
 }

@@ -1,15 +1,15 @@
 //! Explains what a request for a hold would be answered, step by step, without making one.
 
 use super::{
-    HoldService, ReserveAnswer, ReserveQuery, Resource, answer, check_unconfigured,
-    decide_without_store,
+    HoldService, ReserveAnswer, ReserveQuery, Resource, answer, check_name, check_ttl,
+    check_unconfigured, decide_without_store,
 };
 use crate::config::model::{FailurePolicy, HoldTemplate};
 use crate::domain::holds::{HoldLimits, HoldOutcome, MAX_HELD, NewHold, Reservation, room};
 use crate::domain::names::CallerId;
 use crate::service::Error;
 use crate::service::capacity::check_id;
-use crate::service::explain::{Effect, Explanation, Steps, count, why_not_enforced};
+use crate::service::explain::{Effect, Explanation, Steps, whole, why_not_enforced};
 use crate::service::throttle::check_copies;
 use crate::store::StoreError;
 use crate::store::holds::HoldStore;
@@ -26,6 +26,12 @@ impl<S: HoldStore> HoldService<S> {
         let ReserveQuery { resource: name, domain, .. } = *query;
         check_id("resource", name)?;
         check_id("domain", domain)?;
+        for (field, name) in [("session", query.session), ("hold", query.hold)] {
+            if !name.is_empty() {
+                check_name(field, name)?;
+            }
+        }
+        check_ttl("session_ttl_millis", query.ttl_ms)?;
         let (copies, min_copies) = check_copies(query.copies, query.min_copies)?;
         // No client can have a session or a hold without a name.
         let new = NewHold { session: "", ttl_ms: 0, hold: "", domain, copies, min_copies };
@@ -76,7 +82,7 @@ impl<S: HoldStore> HoldService<S> {
 }
 
 fn held_copies(number: u64) -> String {
-    count(number as f64, "copy", "copies")
+    whole(number, "copy", "copies")
 }
 
 fn request_step(steps: &mut Steps, resource: &str, new: &NewHold<'_>) {
@@ -109,6 +115,10 @@ fn served_by(limits: Option<&HoldTemplate>, domain: &str) -> String {
 fn limits_steps(steps: &mut Steps, held: &Reservation, limits: &HoldLimits<'_>, least: u64) {
     if let Some(most) = limits.bounds.max_holds {
         let (effect, text) = match held.outcome {
+            HoldOutcome::TooMany if limits.bounds.known_only => (
+                Effect::Refuses,
+                "this node knows as many sessions, on all resources of these limits",
+            ),
             HoldOutcome::TooMany => (Effect::Refuses, "there are as many already"),
             _ => (Effect::Permits, "there are fewer"),
         };
@@ -122,6 +132,10 @@ fn limits_steps(steps: &mut Steps, held: &Reservation, limits: &HoldLimits<'_>, 
                 let key = if name == "group" { String::new() } else { format!(" ({name})") };
                 (format!("{who} {} of at most {most}{key}", held_copies(held)), most as f64)
             }
+            None if room(limit, held) < least => (
+                format!("{who} {}, and there can't be more than {MAX_HELD}", held_copies(held)),
+                -1.0,
+            ),
             None => (format!("{who} {}, without a limit", held_copies(held)), -1.0),
         };
         let effect = Effect::of_rule(room(limit, held) >= least);
@@ -164,7 +178,7 @@ fn summary(answer: &ReserveAnswer, outcome: HoldOutcome, copies: u64) -> String 
             "would be refused: there are too many holds or sessions"
         }
         0 if answer.retry_after_ms == 0 => {
-            "would be refused, and never be granted: a limit is less than the copies asked for"
+            "would be refused, and never be granted: a limit is less than the least copies asked for"
         }
         0 => "would be refused until enough copies are released",
         granted if granted < copies => {

@@ -8,7 +8,7 @@ use crate::config::model::{FailurePolicy, Throttle};
 use crate::domain::names::CallerId;
 use crate::domain::throttle::{Decision, HitLimits, Standing, Tier, TierStanding, TierState};
 use crate::service::Error;
-use crate::service::explain::{Effect, Explanation, Steps, count, time, why_not_enforced};
+use crate::service::explain::{Effect, Explanation, Steps, time, whole, why_not_enforced};
 use crate::store::StoreError;
 use crate::store::throttle::{HitRequest, ThrottleStore};
 
@@ -34,7 +34,8 @@ impl<S: ThrottleStore> ThrottleService<S> {
             let text = "no throttle is configured for the resource, and it needs none (allow_unconfigured)";
             steps.add("throttle", Effect::Permits, text, []);
             let decision = Decision { granted: copies, ..Decision::default() };
-            return Ok(explained(steps, HitAnswer { decision, ..HitAnswer::default() }, copies));
+            let answer = HitAnswer { decision, ..HitAnswer::default() };
+            return Ok(steps.explain(summary(&answer, copies, false), answer));
         };
         steps.add("throttle", Effect::Notes, served_by(throttle, query.domain), []);
         let now = self.state.clock.now();
@@ -52,6 +53,7 @@ impl<S: ThrottleStore> ThrottleService<S> {
                 (standing, limits, true)
             }
         };
+        let is_by_policy = standing.is_err();
         let decision = match standing {
             Ok(mut standing) => {
                 if standing.next.not_known {
@@ -74,7 +76,7 @@ impl<S: ThrottleStore> ThrottleService<S> {
                 answer.lift(copies);
             }
         }
-        Ok(explained(steps, answer, copies))
+        Ok(steps.explain(summary(&answer, copies, is_by_policy), answer))
     }
 
     /// What this node's own hits stand at and the limits that it decides by; or what the failure policy decides.
@@ -109,7 +111,7 @@ impl<S: ThrottleStore> ThrottleService<S> {
 }
 
 fn hits(number: u64) -> String {
-    count(number as f64, "hit", "hits")
+    whole(number, "hit", "hits")
 }
 
 /// A time, from microseconds; rounded up, as it is too early before.
@@ -140,7 +142,8 @@ fn domains_step(steps: &mut Steps, standing: &Standing, most: u64) {
         true => (Effect::Refuses, "there are as many domains already, and this is none of them"),
         false => (Effect::Notes, "other domains may be refused"),
     };
-    let text = format!("at most {most} domains have hits at once (max_domains): {text}");
+    let domains = whole(most, "domain has", "domains have");
+    let text = format!("at most {domains} hits at once (max_domains): {text}");
     steps.add("max_domains", effect, text, [("most", most as f64)]);
 }
 
@@ -188,18 +191,14 @@ fn tier_text(number: usize, current: usize, tier: &Tier, now: &TierStanding) -> 
     }
 }
 
-fn explained(steps: Steps, answer: HitAnswer, copies: u64) -> Explanation<HitAnswer> {
-    steps.explain(summary(&answer, copies), answer)
-}
-
 /// The answer in a sentence.
-fn summary(answer: &HitAnswer, copies: u64) -> String {
+fn summary(answer: &HitAnswer, copies: u64, is_by_policy: bool) -> String {
     let text = match (answer.decision.granted, answer.decision.retry_after_us) {
         (0, Some(us)) => {
             let time = time_of(us);
             return format!("would be refused; it could be granted in {time} if nobody else asks");
         }
-        (0, None) if answer.degraded => {
+        (0, None) if is_by_policy => {
             "would be refused: the store does not answer, and the failure policy is to deny"
         }
         (0, None) => "would be refused, and never be granted: the limits never have so much room",
