@@ -1,9 +1,10 @@
 -- Copies of a resource that domains hold. Mirrors server/src/domain/holds.rs, which explains the semantics.
--- Atomic, because what is granted depends on all that is held. lua/guard.lua goes around it.
+-- Atomic, because what is granted depends on all that is held. lua/guard.lua goes around it, and
+-- lua/parts.lua calls it for many requests at once.
 --
 -- KEYS[1]  the holds: a hash (see below)
--- KEYS[2]  the index of the holds: a sorted set. It is ARGV[5] if the call declares one key only. Both keys
---          exist, or neither, so that the server that gives away their slot has both, or none.
+-- KEYS[2]  the index of the holds: a sorted set. Both keys exist, or neither, so that the server that gives away
+--          their slot has both, or none.
 -- ARGV[1]  doubles:
 --            1 operation: 0 reserve, 1 release, 2 keep alive, 3 end the session, 4 list, 5 transfer
 --            2 the time in µs, for tests; 0: the server's own
@@ -46,35 +47,27 @@
 --   to transfer: the outcome (0 moved, 1 too many, 2 no such hold, 3 other domain), the copies in the other
 --     session.
 
-local corrupt = ...
 local RESERVE, RELEASE, KEEP_ALIVE, END, LIST = 0, 1, 2, 3, 4
 local MAX_HELD, MAX_SESSION_BYTES, HOLD_BYTES, FREE_LIMIT = 1000000000000000, 30000, 38, 100
 local LIST_BYTES, SESSION_BYTES = 500000, 200
-local call, pack, unpacked, min, max = redis.call, struct.pack, struct.unpack, math.min, math.max
+local call, pack, unpacked = redis.call, struct.pack, struct.unpack
+local min, max, floor = math.min, math.max, math.floor
 
-local holds, index = KEYS[1], KEYS[2] or ARGV[5]
-local op, now, ttl, copies = unpacked('<dddd', ARGV[1])
-local hold, members = ARGV[3], ARGV[4]
-local replaced = corrupt and 1 or 0
-local simulated = now ~= 0
-if simulated then
-  now = math.floor(now / 1000)
-else
-  local time = call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
-if corrupt or (simulated and now > max(call('PEXPIRETIME', holds), 0)) then
-  call('UNLINK', holds)
-  call('UNLINK', index)
-end
-
-local header = call('HGET', holds, '')
-local all_held, count, last = 0, 0, 0
-if header then
-  all_held, count, last = unpacked('<I7I7I7', header)
-else
-  call('UNLINK', index)
-end
+-- Making a function that uses locals around it takes Redis as long as a command. So they are made here, once for
+-- all parts of a call, and work on these. `run` sets them anew for each part.
+local holds, index, hold, now
+-- What the field '' of the hash has.
+local all_held, count, last
+-- What has changed: whether that has; the copies that domains and groups hold, by field; other fields to set, each
+-- with its value after it. Written at the end.
+local is_changed, counts, set
+-- The sessions and holds to remove, by field and in a list. They are removed last, as a key is gone once it is
+-- empty, and a server that gives away its slot refuses commands on a key that it does not have.
+local is_gone, gone
+-- When the session that was renewed last ends, 0 if none was.
+local ends
+-- For the reply: 1 if a corrupt record was replaced; 1 if there are more sessions to free.
+local replaced, has_backlog
 
 -- The fields that count the copies of a hold: those of its groups, and at last that of its domain. They are
 -- written in `text` from `at` on, as in ARGV[4].
@@ -89,11 +82,11 @@ local function fields_of(text, at)
   return fields
 end
 
--- What has changed: the copies that domains and groups hold, by field. Written at the end.
-local counts, is_changed = {}, false
--- The sessions and holds to remove, by field and in a list. They are removed last, as a key is gone once it is
--- empty, and a server that gives away its slot refuses commands on a key that it does not have.
-local is_gone, gone = {}, {}
+-- Lua can pass on a few thousand values at most.
+local function in_parts(command, key, values)
+  for at = 1, #values, 1000 do call(command, key, unpack(values, at, min(at + 999, #values))) end
+end
+
 local function remove(field)
   is_gone[field] = true
   gone[#gone + 1] = field
@@ -142,17 +135,6 @@ local function forget(session)
   return freed, changed
 end
 
-local freed, has_backlog = 0, 0
-if header then
-  for _, field in ipairs(call('ZRANGEBYSCORE', index, 0, now, 'LIMIT', 0, FREE_LIMIT + 1)) do
-    if freed >= FREE_LIMIT then
-      has_backlog = 1
-      break
-    end
-    local _, changed = forget(assert(find(field)))
-    freed = freed + 1 + changed
-  end
-end
 -- A live session by its name; nil if there is none.
 local function find_live(name)
   local session = find('s' .. name)
@@ -162,10 +144,6 @@ local function find_live(name)
   end
   return session
 end
-local session = find_live(ARGV[2])
-
--- Fields of the hash to set.
-local set = {}
 local function put(field, value)
   set[#set + 1] = field
   set[#set + 1] = value
@@ -180,7 +158,6 @@ local function begin(name)
   return { field = field, number = last, ttl = 0, bytes = 0 }
 end
 -- Renews a session, with a new time to live unless it is 0, and with so many more bytes of holds.
-local ends = 0
 local function renew(session, ttl, more)
   if ttl == 0 then ttl = session.ttl end
   if ttl ~= session.ttl or more ~= 0 then
@@ -190,11 +167,6 @@ local function renew(session, ttl, more)
   end
   ends = now + ttl
   call('ZADD', index, ends, session.field)
-end
-
--- Lua can pass on a few thousand values at most.
-local function in_parts(command, key, values)
-  for at = 1, #values, 1000 do call(command, key, unpack(values, at, min(at + 999, #values))) end
 end
 
 -- Writes what has changed, and lets the keys live as long as the last session.
@@ -246,136 +218,175 @@ local function write_hold(session, name, copies, members)
   put(name, pack('<I7', copies) .. members)
   call('ZADD', index, -session.number, name)
 end
-if op == RESERVE then
-  local max_holds, known_only, least, enforced, global_limit = unpacked('<ddddd', ARGV[1], 33)
-  local fields = fields_of(members, 1)
-  local function answer(outcome, granted, allowed)
-    local reply = { replaced, outcome, granted, allowed, has_backlog, all_held }
-    for _, field in ipairs(fields) do reply[#reply + 1] = held_by(field) end
+
+-- The room that a limit leaves.
+local function room(limit, held) return max((limit < 0 and MAX_HELD or limit) - held, 0) end
+-- The reply to a request for copies.
+local function reserved(fields, outcome, granted, allowed)
+  local reply = { replaced, outcome, granted, allowed, has_backlog, all_held }
+  for _, field in ipairs(fields) do reply[#reply + 1] = held_by(field) end
+  return finish(reply)
+end
+
+local function run(corrupt, KEYS, ARGV, server_time, parts)
+  local op, simulated_now, ttl, copies = unpacked('<dddd', ARGV[1])
+  local members, simulated = ARGV[4], simulated_now ~= 0
+  holds, index, hold = KEYS[1], KEYS[2], ARGV[3]
+  now = floor((simulated and simulated_now or server_time) / 1000)
+  is_changed, counts, set, is_gone, gone, ends = false, {}, {}, {}, {}, 0
+  replaced, has_backlog = corrupt and 1 or 0, 0
+  if corrupt or (simulated and now > max(call('PEXPIRETIME', holds), 0)) then
+    call('UNLINK', holds)
+    call('UNLINK', index)
+  end
+
+  local header = call('HGET', holds, '')
+  if header then
+    all_held, count, last = unpacked('<I7I7I7', header)
+  else
+    all_held, count, last = 0, 0, 0
+    call('UNLINK', index)
+  end
+
+  local freed = 0
+  if header then
+    local most = max(floor(FREE_LIMIT / parts), 1)
+    for _, field in ipairs(call('ZRANGEBYSCORE', index, 0, now, 'LIMIT', 0, most + 1)) do
+      if freed >= most then
+        has_backlog = 1
+        break
+      end
+      local _, changed = forget(assert(find(field)))
+      freed = freed + 1 + changed
+    end
+  end
+  local session = find_live(ARGV[2])
+
+  if op == RESERVE then
+    local max_holds, known_only, least, enforced, global_limit = unpacked('<ddddd', ARGV[1], 33)
+    local fields = fields_of(members, 1)
+    local name, value
+    if session then name, value = find_hold(session) end
+    if value then
+      local its_fields = fields_of(value, 8)
+      if its_fields[#its_fields] ~= fields[#fields] then return reserved(fields, 4, 0, 0) end
+      renew(session, ttl, 0)
+      return reserved(fields, 1, (unpacked('<I7', value)), 0)
+    end
+    local most = min(copies, MAX_HELD - all_held)
+    local allowed = min(most, room(global_limit, all_held))
+    for nth, field in ipairs(fields) do
+      local limit = unpacked('<d', ARGV[1], 65 + 8 * nth)
+      allowed = min(allowed, room(limit, held_by(field)))
+    end
+    if allowed < least then allowed = 0 end
+    local granted = enforced == 1 and allowed or most
+    local more = HOLD_BYTES + #hold + #members
+    local too_many = (max_holds >= 0 and count >= max_holds)
+      or (session and session.bytes or 0) + more > MAX_SESSION_BYTES
+      or (known_only == 1 and not session)
+    if too_many or granted < least then
+      if session then renew(session, ttl, 0) end
+      return reserved(fields, too_many and 3 or 2, 0, allowed)
+    end
+    if not session then
+      session = begin(ARGV[2])
+      name = find_hold(session)
+    end
+    write_hold(session, name, granted, members)
+    renew(session, ttl, more)
+    change(fields, granted)
+    count = count + 1
+    return reserved(fields, 0, granted, allowed)
+  end
+
+  if op == RELEASE then
+    local left = 0
+    if session then
+      local freed_bytes, name, value = 0, find_hold(session)
+      if value then
+        local had, members = unpacked('<I7', value), string.sub(value, 8)
+        left = min(had, copies)
+        if left < had then change(fields_of(members, 1), left - had) end
+        if left == 0 then
+          remove(name)
+          count = count - 1
+          freed_bytes = HOLD_BYTES + #hold + #members
+        elseif left < had then
+          put(name, pack('<I7', left) .. members)
+        end
+      end
+      renew(session, 0, -freed_bytes)
+    end
+    return finish({ replaced, left })
+  end
+
+  if op == KEEP_ALIVE then
+    if not session then return finish({ replaced, 0 }) end
+    renew(session, ttl, 0)
+    local reply = { replaced, ends }
+    add_holds(reply, session.number)
     return finish(reply)
   end
-  local name, value
-  if session then name, value = find_hold(session) end
-  if value then
-    local its_fields = fields_of(value, 8)
-    if its_fields[#its_fields] ~= fields[#fields] then return answer(4, 0, 0) end
-    renew(session, ttl, 0)
-    return answer(1, (unpacked('<I7', value)), 0)
-  end
-  local function room(limit, held) return max((limit < 0 and MAX_HELD or limit) - held, 0) end
-  local most = min(copies, MAX_HELD - all_held)
-  local allowed = min(most, room(global_limit, all_held))
-  for nth, field in ipairs(fields) do
-    local limit = unpacked('<d', ARGV[1], 65 + 8 * nth)
-    allowed = min(allowed, room(limit, held_by(field)))
-  end
-  if allowed < least then allowed = 0 end
-  local granted = enforced == 1 and allowed or most
-  local more = HOLD_BYTES + #hold + #members
-  local too_many = (max_holds >= 0 and count >= max_holds)
-    or (session and session.bytes or 0) + more > MAX_SESSION_BYTES
-    or (known_only == 1 and not session)
-  if too_many or granted < least then
-    if session then renew(session, ttl, 0) end
-    return answer(too_many and 3 or 2, 0, allowed)
-  end
-  if not session then
-    session = begin(ARGV[2])
-    name = find_hold(session)
-  end
-  write_hold(session, name, granted, members)
-  renew(session, ttl, more)
-  change(fields, granted)
-  count = count + 1
-  return answer(0, granted, allowed)
-end
 
-if op == RELEASE then
-  local left = 0
-  if session then
-    local freed_bytes, name, value = 0, find_hold(session)
-    if value then
-      local had, members = unpacked('<I7', value), string.sub(value, 8)
-      left = min(had, copies)
-      if left < had then change(fields_of(members, 1), left - had) end
-      if left == 0 then
-        remove(name)
-        count = count - 1
-        freed_bytes = HOLD_BYTES + #hold + #members
-      elseif left < had then
-        put(name, pack('<I7', left) .. members)
+  if op == END then return finish({ replaced, session and forget(session) or 0 }) end
+
+  if op == LIST then
+    local reply, sessions, listed = { replaced, all_held, count, 0 }, {}, 0
+    local groups = fields_of(members, 1)
+    for nth = 1, #groups - 1 do reply[#reply + 1] = held_by(groups[nth]) end
+    local most = LIST_BYTES / SESSION_BYTES + 1
+    local live = call('ZRANGEBYSCORE', index, now + 1, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+    for at = 1, #live, 2 do
+      if listed >= LIST_BYTES then
+        reply[4] = 1
+        break
       end
+      local session = assert(find(live[at]))
+      local listing = { string.sub(live[at], 2), tonumber(live[at + 1]) }
+      add_holds(listing, session.number)
+      sessions[#sessions + 1] = listing
+      listed = listed + SESSION_BYTES + session.bytes
     end
-    renew(session, 0, -freed_bytes)
+    reply[#reply + 1] = sessions
+    return finish(reply)
   end
-  return finish({ replaced, left })
-end
 
-if op == KEEP_ALIVE then
-  if not session then return finish({ replaced, 0 }) end
-  renew(session, ttl, 0)
-  local reply = { replaced, ends }
-  add_holds(reply, session.number)
-  return finish(reply)
-end
-
-if op == END then return finish({ replaced, session and forget(session) or 0 }) end
-
-if op == LIST then
-  local reply, sessions, listed = { replaced, all_held, count, 0 }, {}, 0
-  local groups = fields_of(members, 1)
-  for nth = 1, #groups - 1 do reply[#reply + 1] = held_by(groups[nth]) end
-  local most = LIST_BYTES / SESSION_BYTES + 1
-  local live = call('ZRANGEBYSCORE', index, now + 1, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
-  for at = 1, #live, 2 do
-    if listed >= LIST_BYTES then
-      reply[4] = 1
-      break
-    end
-    local session = assert(find(live[at]))
-    local listing = { string.sub(live[at], 2), tonumber(live[at + 1]) }
-    add_holds(listing, session.number)
-    sessions[#sessions + 1] = listing
-    listed = listed + SESSION_BYTES + session.bytes
+  local max_holds, known_only = unpacked('<dd', ARGV[1], 33)
+  local other = find_live(ARGV[4])
+  local name, value, other_name, other_value
+  if session then name, value = find_hold(session) end
+  if other then other_name, other_value = find_hold(other) end
+  if not value and not other_value then return finish({ replaced, 2, 0 }) end
+  if value and other_value and string.sub(value, 8) ~= string.sub(other_value, 8) then
+    local fields, other_fields = fields_of(value, 8), fields_of(other_value, 8)
+    if fields[#fields] ~= other_fields[#other_fields] then return finish({ replaced, 3, 0 }) end
   end
-  reply[#reply + 1] = sessions
-  return finish(reply)
+  local function answer(outcome, moved, less, more)
+    if session then renew(session, 0, -less) end
+    if other then renew(other, ttl, more) end
+    return finish({ replaced, outcome, moved })
+  end
+  if other_value then return answer(0, unpacked('<I7', other_value), 0, 0) end
+  local had, members = unpacked('<I7', value), string.sub(value, 8)
+  local moved = min(copies, had)
+  local is_part, more = moved < had, HOLD_BYTES + #hold + #members
+  if (is_part and max_holds >= 0 and count >= max_holds)
+    or (other and other.bytes or 0) + more > MAX_SESSION_BYTES
+    or (known_only == 1 and not other) then
+    return answer(1, 0, 0, 0)
+  end
+  if not other then
+    other = begin(ARGV[4])
+    other_name = find_hold(other)
+  end
+  write_hold(other, other_name, moved, members)
+  if is_part then
+    put(name, pack('<I7', had - moved) .. members)
+    count = count + 1
+    is_changed = true
+  else
+    remove(name)
+  end
+  return answer(0, moved, is_part and 0 or more, more)
 end
-
-local max_holds, known_only = unpacked('<dd', ARGV[1], 33)
-local other = find_live(ARGV[4])
-local name, value, other_name, other_value
-if session then name, value = find_hold(session) end
-if other then other_name, other_value = find_hold(other) end
-if not value and not other_value then return finish({ replaced, 2, 0 }) end
-if value and other_value and string.sub(value, 8) ~= string.sub(other_value, 8) then
-  local fields, other_fields = fields_of(value, 8), fields_of(other_value, 8)
-  if fields[#fields] ~= other_fields[#other_fields] then return finish({ replaced, 3, 0 }) end
-end
-local function answer(outcome, moved, less, more)
-  if session then renew(session, 0, -less) end
-  if other then renew(other, ttl, more) end
-  return finish({ replaced, outcome, moved })
-end
-if other_value then return answer(0, unpacked('<I7', other_value), 0, 0) end
-local had, members = unpacked('<I7', value), string.sub(value, 8)
-local moved = min(copies, had)
-local is_part, more = moved < had, HOLD_BYTES + #hold + #members
-if (is_part and max_holds >= 0 and count >= max_holds)
-  or (other and other.bytes or 0) + more > MAX_SESSION_BYTES
-  or (known_only == 1 and not other) then
-  return answer(1, 0, 0, 0)
-end
-if not other then
-  other = begin(ARGV[4])
-  other_name = find_hold(other)
-end
-write_hold(other, other_name, moved, members)
-if is_part then
-  put(name, pack('<I7', had - moved) .. members)
-  count = count + 1
-  is_changed = true
-else
-  remove(name)
-end
-return answer(0, moved, is_part and 0 or more, more)

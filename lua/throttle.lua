@@ -1,6 +1,6 @@
 -- A request for hits of a domain on a resource. Mirrors server/src/domain/throttle.rs.
 -- Atomic, because the hits that are granted depend on all that were granted before. lua/guard.lua goes
--- around it.
+-- around it, and lua/parts.lua calls it for many requests at once.
 --
 -- KEYS[1]  the history of the domain on the resource
 -- KEYS[2]  if hits of all domains are limited: their history on the resource
@@ -20,42 +20,32 @@
 -- says what a log is. The key expires when it can't decide anything any more. Logs that the limits lack are
 -- kept, and with them what the key had left.
 
--- Why some things look odd: making a function that uses locals around it takes Redis as long as a command, in
--- each call of the script. So functions are given what they use, and constants are written out.
+-- Making a function that uses locals around it takes Redis as long as a command. So they are made here, once for
+-- all parts of a call.
 
-local corrupt = ...
 local call, unpack_bytes, logging = redis.call, struct.unpack, new_log()
 local HEADER_BYTES, TIER_BYTES = 48, 40
 -- How far ahead of the server's clock, in µs, the last hit of a domain, and of all domains, may be: the clock may
 -- have stepped back.
 local AHEAD, ALL_AHEAD = 3600000000, 1000000
 
-local numbers = ARGV[1]
-local now, copies, least, hard, global, known_only = unpack_bytes('<dddddd', numbers)
-local simulated = now ~= 0
-if not simulated then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
-local asked_at = now
-
 -- The history of a key: `logs` by number, from 1 for that of the last second, and `now`, the time of the
 -- request, which is not before the last hit. `logs` are those of the limits. A history that is further
 -- ahead than `ahead` counts as absent.
 local function read(key, logs, ahead, asked_at, simulated, corrupt)
-  local value = not corrupt and redis.call('GET', key)
+  local value = not corrupt and call('GET', key)
   if simulated and value then
-    local expires_ms = redis.call('PEXPIRETIME', key)
+    local expires_ms = call('PEXPIRETIME', key)
     if expires_ms >= 0 and math.floor(asked_at / 1000) > expires_ms then value = false end
   end
   local history = { key = key, logs = logs, limited = #logs, now = asked_at, is_known = false }
   if not value then return history end
-  local known, last = struct.unpack('<BI7', value)
+  local known, last = unpack_bytes('<BI7', value)
   if last > asked_at + ahead then return history end
   history.now, history.is_known = math.max(asked_at, last), true
   local log_at = 9 + known * 9
   for i = 1, known do
-    local entered, length = struct.unpack('<I7I2', value, 9 + (i - 1) * 9)
+    local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
     local tier = logs[i] or {}
     tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
     assert(entered <= last and length == #tier.log)
@@ -71,25 +61,6 @@ local function second(limit)
   return { limit = limit, window = 1000000, active = 31622400000000, cooldown = 0, entered = 0, log = '' }
 end
 
-local of_domain, tiers = second(hard), {}
-local logs = { of_domain }
-for i = 1, (#numbers - HEADER_BYTES) / TIER_BYTES do
-  local limit, window, active, cooldown, skippable =
-    unpack_bytes('<ddddd', numbers, HEADER_BYTES + (i - 1) * TIER_BYTES + 1)
-  tiers[i] = { limit = limit, window = window, active = active, cooldown = cooldown,
-    skippable = skippable == 1, entered = 0, log = '' }
-  logs[i + 1] = tiers[i]
-end
-local history = read(KEYS[1], logs, AHEAD, asked_at, simulated, corrupt)
-now = history.now
--- Where the clock has stepped back, all domains must not wait for it, so their time is their own.
-local of_all, all_history, all_now
-if global >= 0 then
-  of_all = second(global)
-  all_history = read(KEYS[2], { of_all }, ALL_AHEAD, asked_at, simulated, corrupt)
-  all_now = all_history.now
-end
-
 -- A tier that is neither active nor cooling down is inactive.
 local function is_active(tier, at) return tier.entered > 0 and at < tier.entered + tier.active end
 local function is_cooling(tier, at)
@@ -99,14 +70,13 @@ end
 
 local function current_at(tiers, at)
   for i = #tiers, 1, -1 do
-    local tier = tiers[i]
-    if tier.entered > 0 and at < tier.entered + tier.active then return i end
+    if is_active(tiers[i], at) then return i end
   end
   return 0
 end
 
 -- The indexes of the tiers above `current` that a large enough burst enters at a time, in order.
-local function enterable(tiers, current, at, is_cooling)
+local function enterable(tiers, current, at)
   local indexes = {}
   for i = current + 1, #tiers do
     local tier = tiers[i]
@@ -119,108 +89,13 @@ local function enterable(tiers, current, at, is_cooling)
   return indexes
 end
 
-local domain_hits, all_hits = 0, 0
-if hard >= 0 and is_active(of_domain, now) then
-  domain_hits = logging:hits(of_domain.log, 1000000, now)
-end
-if of_all and is_active(of_all, all_now) then
-  all_hits = logging:hits(of_all.log, 1000000, all_now)
-end
-local hard_room = hard < 0 and math.huge or math.max(hard - domain_hits, 0)
-local global_room = global < 0 and math.huge or math.max(global - all_hits, 0)
-
-local current = current_at(tiers, now)
--- What is granted is added up: `copies` may be too large for a difference to be exact. `taken`: for each tier its
--- index, and how many hits it takes.
-local used, fitting, taken = 0, 0, {}
-if current > 0 then
-  used = logging:hits(tiers[current].log, tiers[current].window, now)
-  fitting = math.min(copies, math.max(tiers[current].limit - used, 0))
-  taken[1], taken[2] = current, fitting
-end
-if fitting < copies and current < #tiers then
-  for _, i in ipairs(enterable(tiers, current, now, is_cooling)) do
-    local hits = math.min(copies - fitting, tiers[i].limit)
-    taken[#taken + 1], taken[#taken + 2] = i, hits
-    fitting = fitting + hits
-    if fitting >= copies then break end
-  end
-end
-local granted = math.min(fitting, hard_room, global_room)
-local by_hard = hard_room < fitting and hard_room == granted and 1 or 0
-local by_global = global_room < fitting and global_room == granted and 1 or 0
-local replaced = corrupt and 1 or 0
-
-if granted < least then
-  -- The first time, from `at` on, when the log of a second has room for the least number.
-  local function second_room_at(log, at)
-    if not log or log.limit < 0 then return at end
-    if is_active(log, at) then return logging:room_at(log.log, log.window, log.limit, at, least) end
-    if least <= log.limit then return at end
-  end
-
-  -- When the tiers could take the least number of hits, from `start` on; nil: never.
-  local function retry_at(start)
-    local changes = { start }
-    for _, tier in ipairs(tiers) do
-      if tier.entered > 0 then
-        local over = tier.entered + tier.active
-        if over > start then changes[#changes + 1] = over end
-        if over + tier.cooldown > start then changes[#changes + 1] = over + tier.cooldown end
-      end
-    end
-    table.sort(changes)
-    for n, from in ipairs(changes) do
-      local current, needed = current_at(tiers, from), least
-      for _, i in ipairs(enterable(tiers, current, from, is_cooling)) do
-        needed = needed - tiers[i].limit
-      end
-      local at
-      if needed <= 0 then
-        at = from
-      elseif current > 0 then
-        local tier = tiers[current]
-        at = logging:room_at(tier.log, tier.window, tier.limit, from, needed)
-      end
-      if at and (not changes[n + 1] or at < changes[n + 1]) then return at end
-    end
-  end
-
-  local domain_at, all_at = second_room_at(of_domain, now), second_room_at(of_all, all_now or asked_at)
-  local at = domain_at and all_at and retry_at(math.max(domain_at, all_at))
-  local after = at and at - asked_at or -1
-  return { 0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global, 0 }
-end
-if known_only == 1 and not history.is_known then
-  return { 0, 0, 0, 0, -1, replaced, domain_hits, all_hits, 0, 0, 1 }
-end
-
 -- Adds hits to the log of a tier, after entering it if it is not active. Returns whether it is entered, and the
 -- hits in its window then.
-local function add(logging, tier, hits, now)
-  local enters = not (tier.entered > 0 and now < tier.entered + tier.active)
+local function add(tier, hits, now)
+  local enters = not is_active(tier, now)
   if enters then tier.entered, tier.log = now, '' end
   tier.log, hits = logging:add(tier.log, tier.window, tier.limit, now, hits)
   return enters, hits
-end
-
-local burst, reached, hits, left = 0, 0, 0, granted
-for n = 1, #taken, 2 do
-  local tier, part = tiers[taken[n]], math.min(taken[n + 1], left)
-  if part > 0 then
-    left = left - part
-    local enters, in_window = add(logging, tier, part, now)
-    if enters then burst = 1 end
-    reached, hits = taken[n], in_window
-  end
-end
-if hard >= 0 then
-  add(logging, of_domain, granted, now)
-  domain_hits = domain_hits + granted
-end
-if of_all then
-  add(logging, of_all, granted, all_now)
-  all_hits = all_hits + granted
 end
 
 local function write(history)
@@ -237,14 +112,134 @@ local function write(history)
   end
   local expires_ms = math.ceil(ends / 1000)
   if #logs > history.limited then
-    expires_ms = math.max(expires_ms, redis.call('PEXPIRETIME', history.key))
+    expires_ms = math.max(expires_ms, call('PEXPIRETIME', history.key))
   end
   local parts = { struct.pack('<BI7', known, history.now) }
   for i = 1, known do parts[i + 1] = struct.pack('<I7I2', logs[i].entered, #logs[i].log) end
   for i = 1, known do parts[known + i + 1] = logs[i].log end
-  redis.call('SET', history.key, table.concat(parts), 'PXAT', expires_ms)
+  call('SET', history.key, table.concat(parts), 'PXAT', expires_ms)
 end
 
-write(history)
-if of_all then write(all_history) end
-return { granted, reached, hits, burst, -1, replaced, domain_hits, all_hits, by_hard, by_global, 0 }
+-- The first time, from `at` on, when the log of a second has room for the least number.
+local function second_room_at(log, at, least)
+  if not log or log.limit < 0 then return at end
+  if is_active(log, at) then return logging:room_at(log.log, log.window, log.limit, at, least) end
+  if least <= log.limit then return at end
+end
+
+-- When the tiers could take the least number of hits, from `start` on; nil: never.
+local function retry_at(tiers, start, least)
+  local changes = { start }
+  for _, tier in ipairs(tiers) do
+    if tier.entered > 0 then
+      local over = tier.entered + tier.active
+      if over > start then changes[#changes + 1] = over end
+      if over + tier.cooldown > start then changes[#changes + 1] = over + tier.cooldown end
+    end
+  end
+  table.sort(changes)
+  for n, from in ipairs(changes) do
+    local current, needed = current_at(tiers, from), least
+    for _, i in ipairs(enterable(tiers, current, from)) do needed = needed - tiers[i].limit end
+    local at
+    if needed <= 0 then
+      at = from
+    elseif current > 0 then
+      local tier = tiers[current]
+      at = logging:room_at(tier.log, tier.window, tier.limit, from, needed)
+    end
+    if at and (not changes[n + 1] or at < changes[n + 1]) then return at end
+  end
+end
+
+local function run(corrupt, KEYS, ARGV, server_time)
+  local numbers = ARGV[1]
+  local now, copies, least, hard, global, known_only = unpack_bytes('<dddddd', numbers)
+  local simulated = now ~= 0
+  if not simulated then now = server_time end
+  local asked_at = now
+
+  local of_domain, tiers = second(hard), {}
+  local logs = { of_domain }
+  for i = 1, (#numbers - HEADER_BYTES) / TIER_BYTES do
+    local limit, window, active, cooldown, skippable =
+      unpack_bytes('<ddddd', numbers, HEADER_BYTES + (i - 1) * TIER_BYTES + 1)
+    tiers[i] = { limit = limit, window = window, active = active, cooldown = cooldown,
+      skippable = skippable == 1, entered = 0, log = '' }
+    logs[i + 1] = tiers[i]
+  end
+  local history = read(KEYS[1], logs, AHEAD, asked_at, simulated, corrupt)
+  now = history.now
+  -- Where the clock has stepped back, all domains must not wait for it, so their time is their own.
+  local of_all, all_history, all_now
+  if global >= 0 then
+    of_all = second(global)
+    all_history = read(KEYS[2], { of_all }, ALL_AHEAD, asked_at, simulated, corrupt)
+    all_now = all_history.now
+  end
+
+  local domain_hits, all_hits = 0, 0
+  if hard >= 0 and is_active(of_domain, now) then
+    domain_hits = logging:hits(of_domain.log, 1000000, now)
+  end
+  if of_all and is_active(of_all, all_now) then
+    all_hits = logging:hits(of_all.log, 1000000, all_now)
+  end
+  local hard_room = hard < 0 and math.huge or math.max(hard - domain_hits, 0)
+  local global_room = global < 0 and math.huge or math.max(global - all_hits, 0)
+
+  local current = current_at(tiers, now)
+  -- What is granted is added up: `copies` may be too large for a difference to be exact. `taken`: for each tier its
+  -- index, and how many hits it takes.
+  local used, fitting, taken = 0, 0, {}
+  if current > 0 then
+    used = logging:hits(tiers[current].log, tiers[current].window, now)
+    fitting = math.min(copies, math.max(tiers[current].limit - used, 0))
+    taken[1], taken[2] = current, fitting
+  end
+  if fitting < copies and current < #tiers then
+    for _, i in ipairs(enterable(tiers, current, now)) do
+      local hits = math.min(copies - fitting, tiers[i].limit)
+      taken[#taken + 1], taken[#taken + 2] = i, hits
+      fitting = fitting + hits
+      if fitting >= copies then break end
+    end
+  end
+  local granted = math.min(fitting, hard_room, global_room)
+  local by_hard = hard_room < fitting and hard_room == granted and 1 or 0
+  local by_global = global_room < fitting and global_room == granted and 1 or 0
+  local replaced = corrupt and 1 or 0
+
+  if granted < least then
+    local domain_at, all_at = second_room_at(of_domain, now, least), second_room_at(of_all, all_now or asked_at, least)
+    local at = domain_at and all_at and retry_at(tiers, math.max(domain_at, all_at), least)
+    local after = at and at - asked_at or -1
+    return { 0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global, 0 }
+  end
+  if known_only == 1 and not history.is_known then
+    return { 0, 0, 0, 0, -1, replaced, domain_hits, all_hits, 0, 0, 1 }
+  end
+
+  local burst, reached, hits, left = 0, 0, 0, granted
+  for n = 1, #taken, 2 do
+    local tier, part = tiers[taken[n]], math.min(taken[n + 1], left)
+    if part > 0 then
+      left = left - part
+      local enters, in_window = add(tier, part, now)
+      if enters then burst = 1 end
+      reached, hits = taken[n], in_window
+    end
+  end
+  if hard >= 0 then
+    add(of_domain, granted, now)
+    domain_hits = domain_hits + granted
+  end
+  if of_all then
+    add(of_all, granted, all_now)
+    all_hits = all_hits + granted
+  end
+
+  write(history)
+  if of_all then write(all_history) end
+  return { granted, reached, hits, burst, -1, replaced, domain_hits, all_hits, by_hard, by_global, 0 }
+end

@@ -1,13 +1,14 @@
-//! Holds in Redis: the calls of `lua/holds.lua`.
+//! Holds in Redis: what `lua/holds.lua` is asked.
 
 use std::borrow::Cow;
 
-use redis::{Cmd, Value};
+use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
-use super::lanes::job::SendMode;
+use super::wire::parts::Part;
 use super::wire::script::Scripted;
-use super::{RedisStore, Target, keys};
+use super::{RedisStore, keys};
 use crate::domain::holds::{
     HeldCopies, HoldBounds, HoldLimits, HoldList, HoldOutcome, LiveSession, MAX_HELD, NewHold,
     Reservation, Transfer, Transferred,
@@ -55,21 +56,18 @@ impl<'a> Call<'a> {
         Self { operation, ttl_ms: 0, copies: 0, numbers, session, hold: "", last }
     }
 
-    /// The command at the time `now`; `None`: the server's own.
-    fn cmd(&self, keys: &keys::HoldKeys, now: Option<Micros>, mode: SendMode) -> Cmd {
+    /// What it asks the script at the time `now`; `None`: the server's own time.
+    fn part(&self, owner: Owner, keys: keys::HoldKeys, now: Option<Micros>) -> Part {
         let now_us = now.map_or(0.0, |now| now.0 as f64);
         let operation = f64::from(self.operation as u8);
         let numbers = [operation, now_us, self.ttl_ms as f64, self.copies as f64];
         let numbers = numbers.iter().chain(&self.numbers);
         let numbers: Vec<u8> = numbers.flat_map(|number| number.to_le_bytes()).collect();
-        // A server that is getting the slot answers a call that declares two keys only once it has both.
-        let declared = if mode == SendMode::Asking { 1 } else { 2 };
-        let keys = [&keys.holds, &keys.index];
-        let mut cmd = Scripted::Holds.call(declared);
-        cmd.arg(&keys[..declared]).arg(numbers);
-        cmd.arg(self.session).arg(self.hold).arg(&*self.last);
-        cmd.arg(&keys[declared..]);
-        cmd
+        let args = [self.session.as_bytes(), self.hold.as_bytes(), &self.last];
+        let args = std::iter::once(numbers).chain(args.map(<[u8]>::to_vec)).collect();
+        let keys = smallvec![keys.holds, keys.index];
+        let is_long = matches!(self.operation, Operation::List);
+        Part { script: Scripted::Holds, owner, keys, args, is_long }
     }
 }
 
@@ -236,10 +234,8 @@ impl RedisStore {
             None => self.0.note_member((HOLDS, target.resource), Instant::now()),
         };
         let owner = Owner { group, member };
-        let script = Some(Scripted::Holds);
-        let cmd = |_: usize, target: Target<'_>| call.cmd(&keys, now, target.mode);
-        let reply = self.0.values_of(|_| owner, &[slot], script, cmd).await.pop();
-        let Value::Array(mut parts) = reply.unwrap_or(Err(StoreError::Unreachable))? else {
+        let reply = self.0.value_of_part(slot, call.part(owner, keys, now)).await?;
+        let Value::Array(mut parts) = reply else {
             return Err(StoreError::Refused);
         };
         match parts.first() {

@@ -12,10 +12,11 @@ use super::Inner;
 use super::cluster::routes::{Lanes, Routes};
 use super::keys::ServerKeys;
 use super::lanes::job::{
-    BucketJob, CommandJob, Failure, Job, Redirect, ReplyReceiver, ReplySender, SendMode,
+    CommandJob, Failure, Job, Redirect, ReplyReceiver, ReplySender, SendMode, SharedJob,
 };
 use super::owner::Owner;
 use super::wire::batch::EncodedRequest;
+use super::wire::parts::Part;
 use super::wire::script::Scripted;
 use crate::store::{Outcome, StoreError};
 
@@ -56,7 +57,13 @@ pub(super) fn bucket_job(
     deadline: Instant,
 ) -> PendingJob<Outcome> {
     let (reply_to, answer) = ReplySender::new(deadline);
-    (Job::Bucket(BucketJob { request: Box::new(request), mode, reply_to }), answer)
+    (Job::Bucket(SharedJob { request: Box::new(request), mode, reply_to }), answer)
+}
+
+fn part_job(part: &Arc<Part>, mode: SendMode, deadline: Instant) -> PendingJob<Value> {
+    let (reply_to, answer) = ReplySender::new(deadline);
+    let request = Arc::clone(part);
+    (Job::Part(SharedJob { request, mode, reply_to }), answer)
 }
 
 fn command_job(
@@ -241,6 +248,15 @@ impl Inner {
             values.push(self.await_answer(&plan, slot, sent, deadline, again).await);
         }
         values
+    }
+
+    /// Sends a part of a call about a slot, and returns its reply.
+    pub(super) async fn value_of_part(&self, slot: u16, part: Part) -> Result<Value, StoreError> {
+        let deadline = Instant::now() + self.connector.timeout();
+        let (plan, part) = (self.plan(false), Arc::new(part));
+        let job = |_: &ServerKeys, mode| part_job(&part, mode, deadline);
+        let sent = self.send(&plan, slot, job);
+        self.await_answer(&plan, slot, sent, deadline, job).await
     }
 
     /// Sends a command to each server, and returns all replies. Fails if any of them fails.

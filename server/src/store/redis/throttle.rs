@@ -1,9 +1,10 @@
-//! Requests for hits in Redis: the calls of `lua/throttle.lua`; and looks at hits.
+//! Requests for hits in Redis: what `lua/throttle.lua` is asked; and looks at hits.
 
 use redis::{Cmd, Value};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
+use super::wire::parts::Part;
 use super::wire::script::{self, Scripted};
 use super::{RedisStore, Target, keys};
 use crate::domain::throttle::{Decision, History, HitLimits, Standing};
@@ -20,11 +21,9 @@ impl ThrottleStore for RedisStore {
     async fn request_hits(&self, request: &HitRequest<'_>) -> Result<Decision, StoreError> {
         let keys = Keys::of(request);
         let slot = self.0.router.routes(&self.0.connector).slot(&keys.history);
-        let cmd = call(request, &keys, self.0.clock.as_ref().map(ManualClock::now));
-        let owner = self.owner_of_hits(request);
-        let script = Some(Scripted::Throttle);
-        let reply = self.0.values_of(|_| owner, &[slot], script, |_, _| cmd.clone()).await.pop();
-        let reply = reply.unwrap_or(Err(StoreError::Unreachable))?;
+        let (owner, now) =
+            (self.owner_of_hits(request), self.0.clock.as_ref().map(ManualClock::now));
+        let reply = self.0.value_of_part(slot, part(request, owner, keys, now)).await?;
         let (decision, corrupt) = decision(&reply, &request.limits).ok_or(StoreError::Refused)?;
         self.metrics().corrupt(Corrupt::History, corrupt);
         Ok(decision)
@@ -97,8 +96,8 @@ impl Keys {
     }
 }
 
-/// A call at the time `now`; `None`: the server's own.
-fn call(request: &HitRequest<'_>, keys: &Keys, now: Option<Micros>) -> Cmd {
+/// What a request at the time `now` asks the script; `None`: the server's own time.
+fn part(request: &HitRequest<'_>, owner: Owner, keys: Keys, now: Option<Micros>) -> Part {
     let limits = &request.limits;
     let limit = |limit: Option<u64>| limit.map_or(-1.0, |hits| hits as f64);
     let head = [
@@ -119,9 +118,8 @@ fn call(request: &HitRequest<'_>, keys: &Keys, now: Option<Micros>) -> Cmd {
             .for_each(|us| write(us as f64));
         write(f64::from(u8::from(tier.skippable)));
     }
-    let mut cmd = Scripted::Throttle.call(1 + usize::from(keys.all.is_some()));
-    cmd.arg(&keys.history).arg(&keys.all).arg(numbers);
-    cmd
+    let keys = std::iter::once(keys.history).chain(keys.all).collect();
+    Part { script: Scripted::Throttle, owner, keys, args: smallvec![numbers], is_long: false }
 }
 
 /// Reads a reply: the decision, and how many corrupt values were replaced. `None` if the script can't have

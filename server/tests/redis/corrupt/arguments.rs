@@ -15,17 +15,31 @@ macro_rules! script {
             "local function run(...) ",
             include_str!(concat!("../../../../lua/", $name, ".lua")),
             "\nend\n",
-            include_str!("../../../../lua/guard.lua")
+            include_str!("../../../../lua/guard.lua"),
+            "return guarded()\n"
         )
     };
 }
 
-const SCRIPTS: [&str; 5] = [
+/// A script that `lua/parts.lua` calls, with one part.
+macro_rules! part {
+    ($($name:literal),+) => {
+        concat!(
+            $(include_str!(concat!("../../../../lua/", $name, ".lua")),)+
+            include_str!("../../../../lua/guard.lua"),
+            "return guarded(KEYS, ARGV, 1700000000000000, 1)\n"
+        )
+    };
+}
+
+const SCRIPTS: [&str; 7] = [
     script!("lease"),
     script!("parent"),
     script!("heartbeat"),
     script!("layouts"),
     script!("renewal"),
+    part!("log", "throttle"),
+    part!("holds"),
 ];
 
 /// Packed numbers, a format of script arguments.

@@ -1,4 +1,6 @@
-//! What waits for a lane: a request to a bucket, or a command, each with its caller.
+//! What waits for a lane: a request to a bucket, a part of a call, or a command, each with its caller.
+
+use std::sync::Arc;
 
 use redis::{Arg, Cmd, Value};
 use tokio::sync::oneshot;
@@ -6,6 +8,7 @@ use tokio::time::Instant;
 
 use crate::store::redis::owner::{Owner, Queued};
 use crate::store::redis::wire::batch::EncodedRequest;
+use crate::store::redis::wire::parts::Part;
 use crate::store::redis::wire::script::Scripted;
 use crate::store::{Outcome, StoreError};
 
@@ -87,15 +90,27 @@ impl<T> ReplySender<T> {
 pub(crate) enum Job {
     /// A request to a bucket.
     Bucket(BucketJob),
+    /// A request for hits or about holds.
+    Part(PartJob),
     /// Any other command.
     Command(CommandJob),
 }
 
-/// A request to a bucket, and where its answer goes.
-pub(crate) struct BucketJob {
-    pub(crate) request: Box<EncodedRequest>,
+/// A request that may be sent in one call with others, and where its answer goes.
+pub(crate) struct SharedJob<R, T> {
+    pub(crate) request: R,
     pub(crate) mode: SendMode,
-    pub(crate) reply_to: ReplySender<Outcome>,
+    pub(crate) reply_to: ReplySender<T>,
+}
+
+pub(crate) type BucketJob = SharedJob<Box<EncodedRequest>, Outcome>;
+
+pub(crate) type PartJob = SharedJob<Arc<Part>, Value>;
+
+impl AsRef<Part> for PartJob {
+    fn as_ref(&self) -> &Part {
+        &self.request
+    }
 }
 
 impl AsRef<EncodedRequest> for BucketJob {
@@ -119,6 +134,7 @@ impl Job {
     pub(crate) fn is_abandoned(&self) -> bool {
         match self {
             Self::Bucket(job) => job.reply_to.is_abandoned(),
+            Self::Part(job) => job.reply_to.is_abandoned(),
             Self::Command(job) => job.reply_to.is_abandoned(),
         }
     }
@@ -127,6 +143,7 @@ impl Job {
     pub(crate) fn is_awaited(&self, now: Instant) -> bool {
         match self {
             Self::Bucket(job) => job.reply_to.is_awaited(now),
+            Self::Part(job) => job.reply_to.is_awaited(now),
             Self::Command(job) => job.reply_to.is_awaited(now),
         }
     }
@@ -135,6 +152,7 @@ impl Job {
     pub(crate) fn fail(self, error: StoreError) {
         match self {
             Self::Bucket(job) => job.reply_to.send(Err(error.into())),
+            Self::Part(job) => job.reply_to.send(Err(error.into())),
             Self::Command(job) => job.reply_to.send(Err(error.into())),
         }
     }
@@ -152,6 +170,7 @@ impl Queued for Job {
     fn owner(&self) -> Owner {
         match self {
             Self::Bucket(job) => job.request.owner,
+            Self::Part(job) => job.request.owner,
             Self::Command(job) => job.owner,
         }
     }
@@ -159,7 +178,7 @@ impl Queued for Job {
     fn key(&self) -> Option<&[u8]> {
         match self {
             Self::Bucket(job) => Some(&job.request.key),
-            Self::Command(_) => None,
+            Self::Part(_) | Self::Command(_) => None,
         }
     }
 }

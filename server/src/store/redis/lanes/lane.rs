@@ -124,12 +124,9 @@ struct RoundTripLoad {
 
 impl RoundTripLoad {
     fn of(calls: &[Call]) -> Self {
-        let of = |script| calls.iter().filter(|call| call.script() == Some(script)).count();
         Self {
-            decisions: calls.iter().map(Call::decisions).sum::<usize>()
-                + of(Scripted::Throttle)
-                + of(Scripted::Holds),
-            leases: of(Scripted::Lease),
+            decisions: calls.iter().map(Call::decisions).sum(),
+            leases: calls.iter().filter(|call| call.script() == Some(Scripted::Lease)).count(),
         }
     }
 

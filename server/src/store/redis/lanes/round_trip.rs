@@ -5,17 +5,20 @@ use redis::{Cmd, RedisError, Value};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::job::{BucketJob, CommandJob, Failure, Job, Redirect, SendMode};
+use super::job::{BucketJob, CommandJob, Failure, Job, PartJob, Redirect, SendMode, SharedJob};
 use crate::domain::lease::WorkLimits;
+use crate::store::StoreError;
 use crate::store::redis::health::{ServerHealth, classify, concerns_one_key, redirect};
 use crate::store::redis::wire::batch::{BATCH, Batch, Declared};
+use crate::store::redis::wire::parts::{self, PARTS};
 use crate::store::redis::wire::script::Scripted;
-use crate::store::{Outcome, StoreError};
 
 /// One call of a round trip, and the jobs that its reply answers.
 pub(crate) enum Call {
     /// Decisions on buckets by `lua/allow.lua`.
     Buckets { batch: Batch, jobs: Vec<BucketJob> },
+    /// Requests for hits, or about holds, by a script with `lua/parts.lua`.
+    Parts { cmd: Cmd, jobs: Vec<PartJob> },
     /// Any other command.
     Command(CommandJob),
 }
@@ -30,35 +33,48 @@ pub(crate) struct ReplyContext<'a> {
 /// The calls for some jobs, for a server of a cluster or for the only one.
 pub(crate) fn calls(jobs: impl IntoIterator<Item = Job>, is_cluster: bool) -> Vec<Call> {
     let (mut calls, mut buckets) = (Vec::new(), Vec::new());
+    let (mut hits, mut holds) = (Vec::new(), Vec::new());
     let buckets_call = |jobs| Call::buckets(jobs, is_cluster);
+    let parts_call = |jobs| Call::parts(jobs, is_cluster);
     for job in jobs {
         match job {
-            Job::Bucket(job) => calls.extend(add(job, &mut buckets, buckets_call)),
+            Job::Bucket(job) => calls.extend(add_bucket(job, &mut buckets).map(buckets_call)),
+            Job::Part(job) => {
+                let waiting =
+                    if job.request.script == Scripted::Holds { &mut holds } else { &mut hits };
+                calls.extend(add_part(job, waiting).map(parts_call));
+            }
             Job::Command(job) => calls.push(Call::Command(job)),
         }
     }
     if !buckets.is_empty() {
         calls.push(buckets_call(buckets));
     }
+    calls.extend([hits, holds].into_iter().filter(|jobs| !jobs.is_empty()).map(parts_call));
     share_work(&mut calls);
     calls
 }
 
-/// Adds a job to those that are `waiting` for a call together. Returns a call of its own, or that of
-/// the others if they can't be decided at the same time.
-fn add(
-    job: BucketJob,
-    waiting: &mut Vec<BucketJob>,
-    call: impl Fn(Vec<BucketJob>) -> Call,
-) -> Option<Call> {
+/// Adds a job to those that are `waiting` for a call together. Returns the jobs of the next call: this one alone,
+/// or the others if they can't be decided at the same time.
+fn add_bucket(job: BucketJob, waiting: &mut Vec<BucketJob>) -> Option<Vec<BucketJob>> {
     if job.mode != SendMode::Together {
-        return Some(call(vec![job]));
+        return Some(vec![job]);
     }
     // Only tests have a clock of their own, and so several times in one round trip.
     let is_later = waiting.last().is_some_and(|last| last.request.now != job.request.now);
-    let others = is_later.then(|| call(std::mem::take(waiting)));
+    let others = is_later.then(|| std::mem::take(waiting));
     waiting.push(job);
     others
+}
+
+/// The same for a part: this one alone, or all once they are as many as there may be.
+fn add_part(job: PartJob, waiting: &mut Vec<PartJob>) -> Option<Vec<PartJob>> {
+    if job.mode != SendMode::Together || job.request.is_long {
+        return Some(vec![job]);
+    }
+    waiting.push(job);
+    (waiting.len() == PARTS).then(|| std::mem::take(waiting))
 }
 
 /// Tells each decision on a lease how much maintenance work it may do.
@@ -89,6 +105,11 @@ impl Call {
         Self::Buckets { batch: Batch::new(&jobs, declared), jobs }
     }
 
+    /// A call for at least one job, all of one script and mode.
+    fn parts(jobs: Vec<PartJob>, is_cluster: bool) -> Self {
+        Self::Parts { cmd: parts::call(&jobs, jobs[0].mode, is_cluster), jobs }
+    }
+
     /// Leaves out the jobs that nobody waits for, before the call is made again. Returns whether there
     /// are others.
     pub(crate) fn retain_awaited(&mut self, now: Instant, is_cluster: bool) -> bool {
@@ -99,6 +120,12 @@ impl Call {
                 }
                 !jobs.is_empty()
             }
+            Self::Parts { cmd, jobs } => {
+                if retain(jobs, now) {
+                    *cmd = parts::call(jobs, jobs[0].mode, is_cluster);
+                }
+                !jobs.is_empty()
+            }
             Self::Command(job) => job.reply_to.is_awaited(now),
         }
     }
@@ -106,6 +133,7 @@ impl Call {
     pub(crate) fn cmd(&self) -> &Cmd {
         match self {
             Self::Buckets { batch, .. } => &batch.cmd,
+            Self::Parts { cmd, .. } => cmd,
             Self::Command(job) => &job.cmd,
         }
     }
@@ -114,6 +142,7 @@ impl Call {
     pub(crate) fn script(&self) -> Option<Scripted> {
         match self {
             Self::Buckets { .. } => Some(Scripted::Allow),
+            Self::Parts { jobs, .. } => jobs.first().map(|job| job.request.script),
             Self::Command(job) => job.script,
         }
     }
@@ -122,14 +151,16 @@ impl Call {
     pub(crate) fn is_asking(&self) -> bool {
         match self {
             Self::Buckets { jobs, .. } => is_asking(jobs),
+            Self::Parts { jobs, .. } => is_asking(jobs),
             Self::Command(job) => job.mode == SendMode::Asking,
         }
     }
 
-    /// The number of decisions on buckets.
+    /// The number of decisions on buckets, hits and holds.
     pub(crate) fn decisions(&self) -> usize {
         match self {
             Self::Buckets { jobs, .. } => jobs.len(),
+            Self::Parts { jobs, .. } => jobs.len(),
             Self::Command(_) => 0,
         }
     }
@@ -138,6 +169,7 @@ impl Call {
     pub(crate) fn waiting(&self) -> usize {
         match self {
             Self::Buckets { jobs, .. } => waiting(jobs),
+            Self::Parts { jobs, .. } => waiting(jobs),
             Self::Command(job) => usize::from(!job.reply_to.is_abandoned()),
         }
     }
@@ -146,6 +178,7 @@ impl Call {
     pub(crate) fn is_awaited(&self, now: Instant) -> bool {
         match self {
             Self::Buckets { jobs, .. } => is_any_awaited(jobs, now),
+            Self::Parts { jobs, .. } => is_any_awaited(jobs, now),
             Self::Command(job) => job.reply_to.is_awaited(now),
         }
     }
@@ -156,6 +189,7 @@ impl Call {
             Self::Buckets { jobs, .. } => {
                 jobs.into_iter().for_each(|job| Job::Bucket(job).fail(error))
             }
+            Self::Parts { jobs, .. } => jobs.into_iter().for_each(|job| Job::Part(job).fail(error)),
             Self::Command(job) => Job::Command(job).fail(error),
         }
     }
@@ -165,8 +199,19 @@ impl Call {
         match self {
             Self::Buckets { batch, jobs } => {
                 let outcomes = batch.outcomes(&reply, &jobs);
-                answer_all(outcomes, jobs, reply, context);
+                let Some(outcomes) = outcomes else { return context.fail_all(reply, jobs) };
+                for (job, outcome) in jobs.into_iter().zip(outcomes) {
+                    job.reply_to.send(outcome.ok_or_else(|| context.unreadable()));
+                }
             }
+            Self::Parts { jobs, .. } => match parts::replies(reply, jobs.len()) {
+                Ok(replies) => {
+                    for (job, reply) in jobs.into_iter().zip(replies) {
+                        job.reply_to.send(context.answer(reply, true));
+                    }
+                }
+                Err(reply) => context.fail_all(reply, jobs),
+            },
             Self::Command(job) => {
                 let answer = match reply {
                     // A key of another type has nothing of ours.
@@ -175,8 +220,7 @@ impl Call {
                     {
                         Ok(Value::Nil)
                     }
-                    Value::ServerError(_) => Err(context.command_failure(reply, job.is_guarded())),
-                    reply => Ok(reply),
+                    reply => context.answer(reply, job.is_guarded()),
                 };
                 job.reply_to.send(answer);
             }
@@ -185,43 +229,23 @@ impl Call {
 }
 
 /// Leaves out the jobs that nobody waits for. Returns whether some, but not all, were left out.
-fn retain(jobs: &mut Vec<BucketJob>, now: Instant) -> bool {
+fn retain<R, T>(jobs: &mut Vec<SharedJob<R, T>>, now: Instant) -> bool {
     let before = jobs.len();
     jobs.retain(|job| job.reply_to.is_awaited(now));
     !jobs.is_empty() && jobs.len() < before
 }
 
-fn is_asking(jobs: &[BucketJob]) -> bool {
+fn is_asking<R, T>(jobs: &[SharedJob<R, T>]) -> bool {
     jobs.iter().any(|job| job.mode == SendMode::Asking)
 }
 
-fn is_any_awaited(jobs: &[BucketJob], now: Instant) -> bool {
+fn is_any_awaited<R, T>(jobs: &[SharedJob<R, T>], now: Instant) -> bool {
     jobs.iter().any(|job| job.reply_to.is_awaited(now))
 }
 
 /// The number of jobs whose caller has no other answer.
-fn waiting(jobs: &[BucketJob]) -> usize {
+fn waiting<R, T>(jobs: &[SharedJob<R, T>]) -> usize {
     jobs.iter().filter(|job| !job.reply_to.is_abandoned()).count()
-}
-
-/// Answers jobs by the outcomes of their call. An outcome is `None` if the server can't use the keys;
-/// all are if the script can't have made the reply.
-fn answer_all(
-    outcomes: Option<Vec<Option<Outcome>>>,
-    jobs: Vec<BucketJob>,
-    reply: Value,
-    context: &ReplyContext<'_>,
-) {
-    let Some(outcomes) = outcomes else {
-        let failure = context.call_failure(reply, jobs.len());
-        for job in jobs {
-            job.reply_to.send(Err(failure.clone()));
-        }
-        return;
-    };
-    for (job, outcome) in jobs.into_iter().zip(outcomes) {
-        job.reply_to.send(outcome.ok_or_else(|| context.unreadable()));
-    }
 }
 
 /// The advice about a key whose value tollgate can't have written.
@@ -242,8 +266,23 @@ impl ReplyContext<'_> {
         StoreError::Refused.into()
     }
 
-    /// What it means that a call about one key was not answered. `is_guarded`: see
-    /// [`concerns_one_key`].
+    /// Answers the jobs of a call that failed as a whole.
+    fn fail_all<R, T>(&self, reply: Value, jobs: Vec<SharedJob<R, T>>) {
+        let failure = self.call_failure(reply, jobs.len());
+        for job in jobs {
+            job.reply_to.send(Err(failure.clone()));
+        }
+    }
+
+    /// The answer by a reply about one key. `is_guarded`: see [`concerns_one_key`].
+    fn answer(&self, reply: Value, is_guarded: bool) -> Result<Value, Failure> {
+        match reply {
+            Value::ServerError(_) => Err(self.command_failure(reply, is_guarded)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// What it means that a call about one key was not answered.
     fn command_failure(&self, reply: Value, is_guarded: bool) -> Failure {
         if let Value::ServerError(error) = &reply {
             let error = RedisError::from(error.clone());

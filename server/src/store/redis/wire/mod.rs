@@ -1,2 +1,3 @@
 pub(super) mod batch;
+pub(super) mod parts;
 pub(super) mod script;

@@ -9,14 +9,26 @@ use redis::{Arg, Cmd, Script, ToRedisArgs, Value};
 use crate::domain::time::Micros;
 use crate::store::redis::keys::{self, ServerKeys};
 
-/// A script as Redis gets it: with `lua/guard.lua` around it. The lines of the first file keep their numbers.
+/// A script as Redis gets it: with `lua/guard.lua` around it. The lines of the file keep their numbers.
 macro_rules! guarded {
-    ($($file:literal),+) => {
+    ($file:literal) => {
         concat!(
             "local function run(...) ",
-            $(include_str!(concat!("../../../../../lua/", $file)), "\n",)+
-            "end\n",
-            include_str!("../../../../../lua/guard.lua")
+            include_str!(concat!("../../../../../lua/", $file)),
+            "\nend\n",
+            include_str!("../../../../../lua/guard.lua"),
+            "return guarded()\n"
+        )
+    };
+}
+
+/// A script that `lua/parts.lua` calls for each part of a call.
+macro_rules! in_parts {
+    ($($file:literal),+) => {
+        concat!(
+            $(include_str!(concat!("../../../../../lua/", $file)),)+
+            include_str!("../../../../../lua/guard.lua"),
+            include_str!("../../../../../lua/parts.lua")
         )
     };
 }
@@ -35,8 +47,8 @@ const REGISTER_TEXT: &str = include_str!("../../../../../lua/register.lua");
 const LOOK_TEXT: &str = include_str!("../../../../../lua/look.lua");
 const LEASE_TEXT: &str = guarded!("lease.lua");
 const PARENT_TEXT: &str = guarded!("parent.lua");
-const THROTTLE_TEXT: &str = guarded!("log.lua", "throttle.lua");
-const HOLDS_TEXT: &str = guarded!("holds.lua");
+const THROTTLE_TEXT: &str = in_parts!("log.lua", "throttle.lua");
+const HOLDS_TEXT: &str = in_parts!("holds.lua");
 
 static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| Script::new(HEARTBEAT_TEXT));
 static ALLOW: LazyLock<Script> = LazyLock::new(|| Script::new(ALLOW_TEXT));

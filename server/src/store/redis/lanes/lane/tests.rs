@@ -9,7 +9,7 @@ use crate::metrics::{Metrics, StoreMetrics};
 use crate::store::redis::connecting::connection::Access;
 use crate::store::redis::health::Health;
 use crate::store::redis::lanes::job::{
-    BucketJob, CommandJob, Failure, ReplyReceiver, ReplySender, SendMode,
+    CommandJob, Failure, ReplyReceiver, ReplySender, SendMode, SharedJob,
 };
 use crate::store::redis::owner::Owner;
 use crate::store::redis::wire::batch::{EncodedRequest, Registration};
@@ -68,7 +68,7 @@ fn push_request(
     let (key, registration) = (name.as_bytes().to_vec(), Registration::NotNeeded);
     let request = EncodedRequest::new(&request, key, registration, Owner::INTERNAL, None);
     let (reply_to, answer) = ReplySender::new(deadline);
-    let job = Job::Bucket(BucketJob { request: Box::new(request), mode, reply_to });
+    let job = Job::Bucket(SharedJob { request: Box::new(request), mode, reply_to });
     assert!(lane.push(job).is_none());
     answer
 }

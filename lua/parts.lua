@@ -1,0 +1,30 @@
+-- Follows the text of throttle.lua and holds.lua, which defines `run`, and guard.lua. Runs the script for each
+-- part of a call: what many requests ask for at the same time. A request costs less so than by a call of its own.
+--
+-- KEYS     the keys of the first part, of the second, and so on
+-- ARGV[1]  for each part a byte: how many keys it has
+-- ARGV[…]  the arguments of the first part, of the second, and so on: as many for each; then the keys that are
+--          not declared
+--
+-- `run` gets the keys and the arguments of its part, the time of the server in µs, and how many parts there are.
+-- Reply: of each part. One that fails has an error for its reply, and changes nothing for the others.
+
+local counts, keys = ARGV[1], KEYS
+local parts, needed = #counts, 0
+for part = 1, parts do needed = needed + string.byte(counts, part) end
+local args = (#ARGV - 1 - (needed - #KEYS)) / parts
+if needed > #KEYS then
+  keys = { unpack(KEYS) }
+  for at = #ARGV - (needed - #KEYS) + 1, #ARGV do keys[#keys + 1] = ARGV[at] end
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local replies, key, arg = {}, 1, 2
+for part = 1, parts do
+  local count = string.byte(counts, part)
+  local its_keys, its_args = { unpack(keys, key, key + count - 1) }, { unpack(ARGV, arg, arg + args - 1) }
+  key, arg = key + count, arg + args
+  replies[part] = guarded(its_keys, its_args, now, parts)
+end
+return replies
