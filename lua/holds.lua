@@ -2,33 +2,35 @@
 -- Atomic, because what is granted depends on all that is held. lua/guard.lua goes around it, and
 -- lua/parts.lua calls it for many requests at once.
 --
--- KEYS[1]  the holds: a hash (see below)
--- KEYS[2]  the index of the holds: a sorted set. Both keys exist, or neither, so that the server that gives away
---          their slot has both, or none.
--- ARGV[1]  doubles:
---            1 operation: 0 reserve, 1 release, 2 keep alive, 3 end the session, 4 list, 5 transfer
---            2 the time in µs, for tests; 0: the server's own
---            3 time to live of the session, in ms; 0: as before; to transfer: that of the other session
---            4 to reserve: the most copies; to release: the copies to keep; to transfer: the most
---              copies to move
---          to reserve and to transfer:
---            5 the most holds on the resource; -1: no limit
---            6 1: the session must exist already; to transfer: the other session
---          and to reserve:
---            7 the least copies
---            8 1: the limits on copies are enforced
---            9 the most copies that all domains may hold, then those that each group of the domain may, and
---              at last those that the domain may; -1: no limit
--- ARGV[2]  the session
--- ARGV[3]  the hold; '' if the operation needs none
--- ARGV[4]  to transfer: the other session; to reserve: the groups of the domain, and the domain; to list:
---          groups, and nothing. Written as: how many groups, as I2; each group, with its length as B before it;
---          the domain
+-- Keys:
+--   1  the holds: a hash (see below)
+--   2  the index of the holds: a sorted set. Both exist, or neither, so that the server that gives away their slot
+--      has both, or none.
+-- Arguments:
+--   1  doubles:
+--        1 operation: 0 reserve, 1 release, 2 keep alive, 3 end the session, 4 list, 5 transfer
+--        2 the time in µs, for tests; 0: the server's own
+--        3 time to live of the session, in ms; 0: as before; to transfer: that of the other session
+--        4 to reserve: the most copies; to release: the copies to keep; to transfer: the most
+--          copies to move
+--      to reserve and to transfer:
+--        5 the most holds on the resource; -1: no limit
+--        6 1: the session must exist already; to transfer: the other session
+--      and to reserve:
+--        7 the least copies
+--        8 1: the limits on copies are enforced
+--        9 the most copies that all domains may hold, then those that each group of the domain may, and
+--          at last those that the domain may; -1: no limit
+--   2  the session
+--   3  the hold; '' if the operation needs none
+--   4  to transfer: the other session; to reserve: the groups of the domain, and the domain; to list:
+--      groups, and nothing. Written as: how many groups, as I2; each group, with its length as B before it;
+--      the domain
 --
 -- Hash: the field '' has the copies that are held, the number of holds, and the last number of a session;
 -- 'd' and a domain, or 'g' and a group: the copies that it holds; 's' and a session: its number, its time to
 -- live in ms, and the bytes of its holds; 'h', the number of the session and a hold: its copies, and then the
--- groups and the domain that they count in, as in ARGV[4]. All numbers are I7; that of a session in the name of
+-- groups and the domain that they count in, as in the last argument. All numbers are I7; that of a session in the name of
 -- a field is big-endian, so that the index sorts as the names do.
 -- Index: the fields of the sessions by their end, in ms, and those of the holds by the negated number of
 -- their session.
@@ -70,7 +72,7 @@ local ends
 local replaced, has_backlog
 
 -- The fields that count the copies of a hold: those of its groups, and at last that of its domain. They are
--- written in `text` from `at` on, as in ARGV[4].
+-- written in `text` from `at` on, as in the last argument.
 local function fields_of(text, at)
   local fields = {}
   local groups, at = unpacked('<I2', text, at)
@@ -228,10 +230,11 @@ local function reserved(fields, outcome, granted, allowed)
   return finish(reply)
 end
 
-local function run(corrupt, KEYS, ARGV, server_time, parts)
-  local op, simulated_now, ttl, copies = unpacked('<dddd', ARGV[1])
-  local members, simulated = ARGV[4], simulated_now ~= 0
-  holds, index, hold = KEYS[1], KEYS[2], ARGV[3]
+local function run(corrupt, keys, key, args, arg, server_time, parts)
+  local numbers, session_name, last_arg = args[arg], args[arg + 1], args[arg + 3]
+  local op, simulated_now, ttl, copies = unpacked('<dddd', numbers)
+  local simulated = simulated_now ~= 0
+  holds, index, hold = keys[key], keys[key + 1], args[arg + 2]
   now = floor((simulated and simulated_now or server_time) / 1000)
   is_changed, counts, set, is_gone, gone, ends = false, {}, {}, {}, {}, 0
   replaced, has_backlog = corrupt and 1 or 0, 0
@@ -260,10 +263,11 @@ local function run(corrupt, KEYS, ARGV, server_time, parts)
       freed = freed + 1 + changed
     end
   end
-  local session = find_live(ARGV[2])
+  local session = find_live(session_name)
 
   if op == RESERVE then
-    local max_holds, known_only, least, enforced, global_limit = unpacked('<ddddd', ARGV[1], 33)
+    local max_holds, known_only, least, enforced, global_limit = unpacked('<ddddd', numbers, 33)
+    local members = last_arg
     local fields = fields_of(members, 1)
     local name, value
     if session then name, value = find_hold(session) end
@@ -276,7 +280,7 @@ local function run(corrupt, KEYS, ARGV, server_time, parts)
     local most = min(copies, MAX_HELD - all_held)
     local allowed = min(most, room(global_limit, all_held))
     for nth, field in ipairs(fields) do
-      local limit = unpacked('<d', ARGV[1], 65 + 8 * nth)
+      local limit = unpacked('<d', numbers, 65 + 8 * nth)
       allowed = min(allowed, room(limit, held_by(field)))
     end
     if allowed < least then allowed = 0 end
@@ -290,7 +294,7 @@ local function run(corrupt, KEYS, ARGV, server_time, parts)
       return reserved(fields, too_many and 3 or 2, 0, allowed)
     end
     if not session then
-      session = begin(ARGV[2])
+      session = begin(session_name)
       name = find_hold(session)
     end
     write_hold(session, name, granted, members)
@@ -333,7 +337,7 @@ local function run(corrupt, KEYS, ARGV, server_time, parts)
 
   if op == LIST then
     local reply, sessions, listed = { replaced, all_held, count, 0 }, {}, 0
-    local groups = fields_of(members, 1)
+    local groups = fields_of(last_arg, 1)
     for nth = 1, #groups - 1 do reply[#reply + 1] = held_by(groups[nth]) end
     local most = LIST_BYTES / SESSION_BYTES + 1
     local live = call('ZRANGEBYSCORE', index, now + 1, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
@@ -352,8 +356,8 @@ local function run(corrupt, KEYS, ARGV, server_time, parts)
     return finish(reply)
   end
 
-  local max_holds, known_only = unpacked('<dd', ARGV[1], 33)
-  local other = find_live(ARGV[4])
+  local max_holds, known_only = unpacked('<dd', numbers, 33)
+  local other = find_live(last_arg)
   local name, value, other_name, other_value
   if session then name, value = find_hold(session) end
   if other then other_name, other_value = find_hold(other) end
@@ -377,7 +381,7 @@ local function run(corrupt, KEYS, ARGV, server_time, parts)
     return answer(1, 0, 0, 0)
   end
   if not other then
-    other = begin(ARGV[4])
+    other = begin(last_arg)
     other_name = find_hold(other)
   end
   write_hold(other, other_name, moved, members)

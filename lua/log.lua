@@ -100,9 +100,10 @@ local function new_log()
       return table.concat(times)
     end,
 
-    -- The log with more hits, for which the limit leaves room, and the hits in the window then.
-    add = function(self, log, window, limit, at, hits)
-      local before = self:hits(log, window, at)
+    -- The log with more hits, for which the limit leaves room, and the hits in the window then. `before`: those in
+    -- it until now, if they are known.
+    add = function(self, log, window, limit, at, hits, before)
+      before = before or self:hits(log, window, at)
       if before == 0 then log = '' end
       -- The limit was lowered. (With a greater one there may soon be slots again, and hits would be moved to
       -- the beginning of one each time.)

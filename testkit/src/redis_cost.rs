@@ -56,7 +56,7 @@ impl CostMeter {
         (self.cpu_us() - before) / (CALLERS * TURN) as f64
     }
 
-    /// The same of what is compared with.
+    /// The same of what is compared with: each caller has a connection of its own.
     pub fn of_naive(&mut self) -> f64 {
         let before = self.cpu_us();
         let hash = &self.hash;
@@ -64,16 +64,32 @@ impl CostMeter {
             for (caller, connection) in self.callers.iter_mut().enumerate() {
                 scope.spawn(move || {
                     for nth in 0..TURN {
-                        let key = format!("b{{shop:{}}}", key(caller, nth));
-                        let mut cmd = redis::cmd("EVALSHA");
-                        cmd.arg(hash).arg(1).arg(key).arg(2_000_000).arg(1000);
-                        cmd.query::<String>(connection).unwrap();
+                        naive(hash, key(caller, nth)).query::<String>(connection).unwrap();
                     }
                 });
             }
         });
         (self.cpu_us() - before) / (CALLERS * TURN) as f64
     }
+
+    /// The same where all callers share one connection, and their requests are sent together.
+    pub fn of_naive_pipelined(&mut self) -> f64 {
+        let before = self.cpu_us();
+        for nth in 0..TURN {
+            let mut pipeline = redis::pipe();
+            for caller in 0..CALLERS {
+                pipeline.add_command(naive(&self.hash, key(caller, nth)));
+            }
+            pipeline.query::<Vec<String>>(&mut self.callers[0]).unwrap();
+        }
+        (self.cpu_us() - before) / (CALLERS * TURN) as f64
+    }
+}
+
+fn naive(hash: &str, key: usize) -> redis::Cmd {
+    let mut cmd = redis::cmd("EVALSHA");
+    cmd.arg(hash).arg(1).arg(format!("b{{shop:{key}}}")).arg(2_000_000).arg(1000);
+    cmd
 }
 
 /// The median of measurements.

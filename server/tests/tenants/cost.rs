@@ -60,8 +60,10 @@ fn cpu_of_redis() {
         ),
     ];
     let mut costs = vec![Vec::new(); kinds.len() + 1];
+    let mut pip = Vec::new();
     for turn in 0..TURNS {
         costs[0].push(meter.of_naive());
+        pip.push(meter.of_naive_pipelined());
         for (nth, (name, limits)) in kinds.iter().enumerate() {
             let granted = &mut 0;
             let cost = meter.of(|| *granted = runtime.block_on(hits(&store, *limits, name)));
@@ -70,7 +72,7 @@ fn cpu_of_redis() {
         }
     }
     let floor = median(&costs[0]);
-    println!("one EVALSHA a request: {floor:.1} µs");
+    println!("one EVALSHA a request: {floor:.1} µs; pipelined {:.1}", median(&pip));
     for ((name, _), costs) in kinds.iter().zip(&costs[1..]) {
         println!("{name}: {:.1} µs, {:.2} of it", median(costs), median(costs) / floor);
     }

@@ -100,45 +100,43 @@ impl Keys {
 fn part(request: &HitRequest<'_>, owner: Owner, keys: Keys, now: Option<Micros>) -> Part {
     let limits = &request.limits;
     let limit = |limit: Option<u64>| limit.map_or(-1.0, |hits| hits as f64);
-    let head = [
-        now.map_or(0.0, |now| now.0 as f64),
-        request.copies as f64,
-        request.min_copies as f64,
-        limit(limits.hard),
-        limit(limits.global),
-        f64::from(u8::from(limits.known_only)),
-    ];
-    let mut numbers = Vec::with_capacity(8 * (head.len() + 5 * limits.tiers.len()));
-    let mut write = |double: f64| numbers.extend(double.to_le_bytes());
-    head.into_iter().for_each(&mut write);
-    for tier in limits.tiers {
-        write(tier.limit as f64);
-        [tier.window_us, tier.active_us, tier.cooldown_us]
-            .into_iter()
-            .for_each(|us| write(us as f64));
-        write(f64::from(u8::from(tier.skippable)));
-    }
+    let flag = |is: bool| f64::from(u8::from(is));
+    let asked =
+        [now.map_or(0.0, |now| now.0 as f64), request.copies as f64, request.min_copies as f64];
+    let tiers = limits.tiers.iter().flat_map(|tier| {
+        let times = [tier.window_us, tier.active_us, tier.cooldown_us].map(|us| us as f64);
+        [tier.limit as f64, times[0], times[1], times[2], flag(tier.skippable)]
+    });
+    let head = [limit(limits.hard), limit(limits.global), flag(limits.known_only)];
+    let args = smallvec![doubles(asked), doubles(head.into_iter().chain(tiers))];
     let keys = std::iter::once(keys.history).chain(keys.all).collect();
-    Part { script: Scripted::Throttle, owner, keys, args: smallvec![numbers], is_long: false }
+    Part { script: Scripted::Throttle, owner, keys, args, is_long: false }
+}
+
+fn doubles(doubles: impl IntoIterator<Item = f64>) -> Vec<u8> {
+    doubles.into_iter().flat_map(f64::to_le_bytes).collect()
 }
 
 /// Reads a reply: the decision, and how many corrupt values were replaced. `None` if the script can't have
 /// made it.
 fn decision(reply: &Value, limits: &HitLimits<'_>) -> Option<(Decision, u64)> {
-    let Value::Array(parts) = reply else { return None };
+    let Value::BulkString(bytes) = reply else { return None };
+    let (doubles, []) = bytes.as_chunks() else { return None };
+    let numbers: SmallVec<[i64; 11]> =
+        doubles.iter().map(|bytes| f64::from_le_bytes(*bytes) as i64).collect();
     let [
-        Value::Int(granted),
-        Value::Int(tier),
-        Value::Int(tier_hits),
-        Value::Int(burst),
-        Value::Int(retry_after_us),
-        Value::Int(corrupt),
-        Value::Int(domain_hits),
-        Value::Int(all_hits),
-        Value::Int(by_hard),
-        Value::Int(by_global),
-        Value::Int(not_known),
-    ] = parts.as_slice()
+        granted,
+        tier,
+        tier_hits,
+        burst,
+        retry_after_us,
+        corrupt,
+        domain_hits,
+        all_hits,
+        by_hard,
+        by_global,
+        not_known,
+    ] = &*numbers
     else {
         return None;
     };
