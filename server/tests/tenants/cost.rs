@@ -1,5 +1,5 @@
 //! What requests for hits and holds cost Redis: CPU time, compared with one EVALSHA of a small token bucket
-//! for each request, and memory.
+//! for each request, and memory. docs/performance.md has the figures.
 
 use futures_util::future::join_all;
 use testkit::cluster::reserve_machine;
@@ -11,6 +11,11 @@ use tollgate_server::store::holds::{HoldStore, HoldTarget};
 use tollgate_server::store::redis::RedisStore;
 use tollgate_server::store::throttle::{HitRequest, ThrottleStore};
 
+/// The kind of request that is spread over a million domains.
+const MANY_DOMAINS: &str = "one tier, a million domains";
+
+const MILLION: usize = 1_000_000;
+
 fn tier(limit: u64, window_s: i64) -> Tier {
     let window_us = window_s * 1_000_000;
     let (active_us, cooldown_us) = (3600 * 1_000_000, 60_000_000);
@@ -21,20 +26,39 @@ fn tiers_only(tiers: &[Tier]) -> HitLimits<'_> {
     HitLimits { hard: None, global: None, tiers, known_only: false }
 }
 
-async fn hits(store: &RedisStore, limits: HitLimits<'_>, resource: &str) -> u64 {
+/// Asks for one hit.
+async fn hit(store: &RedisStore, limits: HitLimits<'_>, resource: &str, domain: usize) -> u64 {
+    let (caller, template, copies, min_copies) = (None, 0, 1, 1);
+    let domain = &*domain.to_string();
+    let request = HitRequest { caller, resource, template, domain, limits, copies, min_copies };
+    store.request_hits(&request).await.unwrap().granted
+}
+
+/// A turn of hits, of the domains whose number a key has.
+async fn hits(
+    store: &RedisStore,
+    limits: HitLimits<'_>,
+    resource: &str,
+    domain: impl Fn(usize) -> usize,
+) -> u64 {
     let caller = async |caller: usize| {
         let mut granted = 0;
         for nth in 0..TURN {
-            let domain = key(caller, nth).to_string();
-            let (caller, template, copies, min_copies) = (None, 0, 1, 1);
-            let domain = &*domain;
-            let request =
-                HitRequest { caller, resource, template, domain, limits, copies, min_copies };
-            granted += store.request_hits(&request).await.unwrap().granted;
+            granted += hit(store, limits, resource, domain(key(caller, nth))).await;
         }
         granted
     };
     join_all((0..CALLERS).map(caller)).await.into_iter().sum()
+}
+
+/// Gives hits to a million domains.
+async fn fill_domains(store: &RedisStore, limits: HitLimits<'_>, resource: &str) {
+    let caller = async |caller: usize| {
+        for domain in (caller..MILLION).step_by(CALLERS) {
+            assert_eq!(hit(store, limits, resource, domain).await, 1);
+        }
+    };
+    join_all((0..CALLERS).map(caller)).await;
 }
 
 #[test]
@@ -58,24 +82,29 @@ fn cpu_of_redis() {
             "one tier, hard and global limit",
             HitLimits { hard: Some(1_000_000), global: Some(1_000_000), ..tiers_only(&one) },
         ),
+        (MANY_DOMAINS, tiers_only(&one)),
     ];
-    let mut costs = vec![Vec::new(); kinds.len() + 1];
-    let mut pip = Vec::new();
+    runtime.block_on(fill_domains(&store, kinds[0].1, MANY_DOMAINS));
+    let (mut naive, mut pipelined, mut costs) = (vec![], vec![], [(); 6].map(|()| Vec::new()));
     for turn in 0..TURNS {
-        costs[0].push(meter.of_naive());
-        pip.push(meter.of_naive_pipelined());
-        for (nth, (name, limits)) in kinds.iter().enumerate() {
-            let granted = &mut 0;
-            let cost = meter.of(|| *granted = runtime.block_on(hits(&store, *limits, name)));
-            assert!(*granted > 0 || *name == "one tier, refused", "{name} in turn {turn}");
-            costs[nth + 1].push(cost);
+        naive.push(meter.of_naive());
+        pipelined.push(meter.of_naive_pipelined());
+        for ((name, limits), costs) in kinds.iter().zip(&mut costs) {
+            let domain = |key| if *name == MANY_DOMAINS { 1000 * key + turn } else { key };
+            let mut granted = 0;
+            let turn = || granted = runtime.block_on(hits(&store, *limits, name, domain));
+            costs.push(meter.of(turn));
+            assert!(granted > 0 || *name == "one tier, refused", "{name}");
         }
     }
-    let floor = median(&costs[0]);
-    println!("one EVALSHA a request: {floor:.1} µs; pipelined {:.1}", median(&pip));
-    for ((name, _), costs) in kinds.iter().zip(&costs[1..]) {
-        println!("{name}: {:.1} µs, {:.2} of it", median(costs), median(costs) / floor);
+    let (naive, pipelined) = (median(&naive), median(&pipelined));
+    println!("one EVALSHA a request: {naive:.1} µs, pipelined {pipelined:.1} µs");
+    let costs = costs.map(|costs| median(&costs));
+    for ((name, _), cost) in kinds.iter().zip(&costs) {
+        println!("{name}: {cost:.1} µs, {:.2} and {:.2} of them", cost / naive, cost / pipelined);
     }
+    let [one, .., four, _, million] = costs;
+    assert!(one <= naive && four <= 1.6 * naive && million <= 1.5 * one);
 }
 
 fn target(resource: &str) -> HoldTarget<'_> {
@@ -131,16 +160,22 @@ fn cpu_of_redis_for_holds() {
     let mut meter = CostMeter::new(&redis);
     let store = runtime.block_on(redis_store_by_its_own_clock(&redis));
     runtime.block_on(fill(&store, "a million"));
-    let mut costs = [(); 3].map(|()| Vec::new());
+    let mut costs = [(); 4].map(|()| Vec::new());
     for _ in 0..TURNS {
         costs[0].push(meter.of_naive());
-        costs[1].push(meter.of(|| runtime.block_on(pairs(&store, "few"))));
-        costs[2].push(meter.of(|| runtime.block_on(pairs(&store, "a million"))));
+        costs[1].push(meter.of_naive_pipelined());
+        costs[2].push(meter.of(|| runtime.block_on(pairs(&store, "few"))));
+        costs[3].push(meter.of(|| runtime.block_on(pairs(&store, "a million"))));
     }
-    let [floor, few, million] = costs.map(|costs| median(&costs));
-    println!("one EVALSHA a request: {floor:.1} µs");
-    println!("reserve and release: {few:.1} µs, {:.2} of it", few / floor);
+    let [naive, pipelined, few, million] = costs.map(|costs| median(&costs));
+    println!("one EVALSHA a request: {naive:.1} µs, pipelined {pipelined:.1} µs");
+    println!(
+        "reserve and release: {few:.1} µs, {:.2} and {:.2} of them",
+        few / naive,
+        few / pipelined
+    );
     println!("beside a million holds: {million:.1} µs, {:.2} of that", million / few);
+    assert!(few <= 3.0 * naive && million <= 1.5 * few);
 }
 
 /// What docs/limits.md says.

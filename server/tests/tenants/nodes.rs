@@ -1,7 +1,9 @@
 //! Requests for hits to nodes: over gRPC and HTTP, and by the command line.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use testkit::callers::{Callers, http_with_token, with_token};
 use testkit::command::tollgate;
@@ -13,6 +15,7 @@ use tollgate_proto::tollgate::v1::throttle_client::ThrottleClient;
 use tollgate_proto::tollgate::v1::throttle_response::Status;
 use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
 use tonic::Code;
+use tonic::transport::Endpoint;
 
 const PATH: &str = "/v1/throttle/request";
 
@@ -213,6 +216,90 @@ fn a_store_that_lost_scripts_or_data_goes_on() {
     eventually("the store is back", Duration::from_secs(20), || node.store_is_up());
     let answer = search(&node, 4);
     assert_eq!((&answer["tierHits"], &answer["degraded"]), (&json!("4"), &json!(false)));
+}
+
+#[test]
+fn hits_are_counted_while_the_store_hangs_and_comes_back_with_its_data() {
+    let redis = Redis::start();
+    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "100ms"]);
+    node.wait_for_store();
+    assert_eq!(search(&node, 4)["tierHits"], "4");
+    testkit::signal(redis.pid(), "STOP");
+    eventually("the store hangs", Duration::from_secs(20), || !node.store_is_up());
+    assert_eq!(search(&node, 1)["degraded"], true);
+    testkit::signal(redis.pid(), "CONT");
+    eventually("the store is back", Duration::from_secs(20), || node.store_is_up());
+    let answer = search(&node, 9);
+    assert_eq!(answer["degraded"], false);
+    // Redis may also have counted requests that it got before the node saw that it hangs.
+    let granted: u64 = answer["granted"].as_str().unwrap().parse().unwrap();
+    assert!(granted <= 6, "{answer}");
+}
+
+/// Three nodes with clients that ask without end, and nodes that are killed: no more is granted than the limit, and
+/// as much as that but for the answers that were lost.
+#[test]
+fn no_hit_is_granted_twice_while_nodes_are_killed() {
+    const LIMIT: u64 = 3000;
+    let redis = Redis::start();
+    let limits = LimitsFile::new(&format!(
+        "on_store_failure: deny\nthrottles:\n  - {{ resource: 'search', tiers: [{{ limit: {LIMIT}, window: 1h, active: 1h }}] }}\n"
+    ));
+    let url = redis.url();
+    let args = ["--store", &*url, "--store-timeout", "2s"];
+    let mut nodes: Vec<_> = (0..3).map(|_| Node::start(&limits.path(), &args)).collect();
+    nodes.iter().for_each(Node::wait_for_store);
+    let addresses: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
+    let (granted, refused, lost) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let client = async |number: usize| {
+        let mut nodes: Vec<_> = addresses
+            .iter()
+            .map(|address| Endpoint::from_shared(format!("http://{address}")).unwrap())
+            .map(|endpoint| ThrottleClient::new(endpoint.connect_lazy()))
+            .collect();
+        for nth in number.. {
+            // Some more, so that refusals are seen.
+            if count(&refused) > 100 {
+                break;
+            }
+            match nodes[nth % 3].request(request("search", "acme", 1)).await {
+                Ok(answer) if answer.get_ref().granted == 1 => {
+                    granted.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(answer) if !answer.get_ref().degraded => {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                }
+                // Nothing has arrived where nobody listens.
+                Err(status) if status.message().contains("tcp connect error") => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                _ => {
+                    lost.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let mut kills = 0;
+    std::thread::scope(|scope| {
+        let clients = scope.spawn(|| {
+            let clients = async { join_all((0..20).map(client)).await };
+            testkit::runtime().block_on(clients)
+        });
+        while !clients.is_finished() {
+            std::thread::sleep(Duration::from_millis(150));
+            let victim = &mut nodes[kills % 3];
+            let ports = [victim.grpc.port(), victim.http.port()];
+            victim.kill();
+            *victim = Node::start_on(ports, &limits.path(), &args);
+            kills += 1;
+        }
+    });
+    let [granted, lost] = [&granted, &lost].map(count);
+    println!("{granted} granted, {lost} lost, {kills} nodes killed");
+    assert!(granted <= LIMIT && granted + lost >= LIMIT && kills > 2, "{granted}, {lost}");
+    assert!(granted > LIMIT / 2, "{granted}");
 }
 
 #[test]

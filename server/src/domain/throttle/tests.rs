@@ -244,6 +244,58 @@ proptest! {
             }
         }
     }
+
+    /// The same for several tiers, whose windows are within their active time.
+    #[test]
+    fn no_large_tier_grants_too_much_or_denies_what_fits(
+        tiers in tiers(129..600u64),
+        requests in prop::collection::vec((0..3i64, 0..10 * S, 1..900u64), 1..80),
+    ) {
+        let (mut history, mut now) = (History::default(), 5);
+        // For each tier: when it was entered, and its hits since then.
+        let mut granted: Vec<(i64, Vec<(i64, u64)>)> = vec![(-1000 * S, Vec::new()); tiers.len()];
+        for (pause, gap, copies) in requests {
+            now += pause * gap;
+            let is_active = |index: usize, entered: i64| now < entered + tiers[index].active_us;
+            let counting = |hits: &[(i64, u64)], span: i64| -> u64 {
+                hits.iter().filter(|(at, _)| now <= *at + span).map(|(_, hits)| hits).sum()
+            };
+            let current = (0..tiers.len()).rev().find(|&index| is_active(index, granted[index].0));
+            // What the times of all hits leave.
+            let room = current.map_or(0, |index| {
+                let (tier, (_, hits)) = (&tiers[index], &granted[index]);
+                tier.limit.saturating_sub(counting(hits, tier.window_us))
+            });
+            let is_cooling = |index: usize| {
+                let (entered, tier) = (granted[index].0, &tiers[index]);
+                !is_active(index, entered) && now < entered + tier.active_us + tier.cooldown_us
+            };
+            let above = current.map_or(0, |index| index + 1)..tiers.len();
+            let open = above.take_while(|&index| !is_cooling(index) || tiers[index].skippable);
+            let open: Vec<usize> = open.filter(|&index| !is_cooling(index)).collect();
+            let most = room + open.iter().map(|&index| tiers[index].limit).sum::<u64>();
+
+            let decision = ask(&mut history, &tiers, now, copies, 1);
+            prop_assert!(decision.granted >= copies.min(most), "{decision:?} of {most}");
+            // The tiers that were entered took as much as they may, but for the last one.
+            let mut left = decision.granted;
+            let entered = open.iter().copied().filter(|&index| decision.burst && index < decision.tier);
+            for index in entered.collect::<Vec<_>>().into_iter().rev() {
+                let is_last = index + 1 == decision.tier;
+                let hits = if is_last { decision.tier_hits } else { tiers[index].limit };
+                granted[index] = (now, vec![(now, hits)]);
+                left = left.checked_sub(hits).unwrap();
+            }
+            match current {
+                Some(index) if left > 0 => granted[index].1.push((now, left)),
+                _ => prop_assert_eq!(left, 0),
+            }
+            for (tier, (_, hits)) in tiers.iter().zip(&granted) {
+                let short = tier.window_us - tier.window_us / 128 - 1;
+                prop_assert!(counting(hits, short) <= tier.limit, "{tier:?}: {hits:?}");
+            }
+        }
+    }
 }
 
 #[test]
