@@ -30,8 +30,8 @@
 -- Hash: the field '' has the copies that are held, the number of holds, and the last number of a session;
 -- 'd' and a domain, or 'g' and a group: the copies that it holds; 's' and a session: its number, its time to
 -- live in ms, and the bytes of its holds; 'h', the number of the session and a hold: its copies, and then the
--- groups and the domain that they count in, as in the last argument. All numbers are I7; that of a session in the name of
--- a field is big-endian, so that the index sorts as the names do.
+-- groups and the domain that they count in, as in the last argument. All numbers are I7; that of a session in the
+-- name of a field is big-endian, so that the index sorts as the names do.
 -- Index: the fields of the sessions by their end, in ms, and those of the holds by the negated number of
 -- their session.
 -- Both keys expire with the last session.
@@ -50,8 +50,10 @@
 --     session.
 
 local RESERVE, RELEASE, KEEP_ALIVE, END, LIST = 0, 1, 2, 3, 4
-local MAX_HELD, MAX_SESSION_BYTES, HOLD_BYTES, FREE_LIMIT = 1000000000000000, 30000, 38, 100
+local MAX_HELD, MAX_SESSION_BYTES, HOLD_BYTES = 1000000000000000, 30000, 38
 local LIST_BYTES, SESSION_BYTES = 500000, 200
+-- How much is freed of sessions that are over: by all parts of a call, and by each in any case.
+local left_to_free, FREE_AT_LEAST = 100, 3
 local call, pack, unpacked = redis.call, struct.pack, struct.unpack
 local min, max, floor = math.min, math.max, math.floor
 
@@ -230,7 +232,7 @@ local function reserved(fields, outcome, granted, allowed)
   return finish(reply)
 end
 
-local function run(corrupt, keys, key, args, arg, server_time, parts)
+local function run(corrupt, keys, key, args, arg, server_time)
   local numbers, session_name, last_arg = args[arg], args[arg + 1], args[arg + 3]
   local op, simulated_now, ttl, copies = unpacked('<dddd', numbers)
   local simulated = simulated_now ~= 0
@@ -253,7 +255,7 @@ local function run(corrupt, keys, key, args, arg, server_time, parts)
 
   local freed = 0
   if header then
-    local most = max(floor(FREE_LIMIT / parts), 1)
+    local most = max(left_to_free, FREE_AT_LEAST)
     for _, field in ipairs(call('ZRANGEBYSCORE', index, 0, now, 'LIMIT', 0, most + 1)) do
       if freed >= most then
         has_backlog = 1
@@ -262,6 +264,7 @@ local function run(corrupt, keys, key, args, arg, server_time, parts)
       local _, changed = forget(assert(find(field)))
       freed = freed + 1 + changed
     end
+    left_to_free = left_to_free - freed
   end
   local session = find_live(session_name)
 

@@ -6,8 +6,8 @@
 -- ARGV[…]  the arguments of the first part, of the second, and so on: as many for each; then the keys that are
 --          not declared
 --
--- `run` gets the keys, and the index of the first one of its part; the same of the arguments; the time of the server
--- in µs; and how many parts there are. (A table with those of its part would take longer than a command.)
+-- `run` gets the keys, and the index of the first one of its part; the same of the arguments; and the time of the
+-- server in µs. (A table with those of its part would take longer than a command.)
 -- Reply: of each part. One that fails has an error for its reply, and changes nothing for the others.
 
 local counts, keys = ARGV[1], KEYS
@@ -23,7 +23,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local replies, key, arg = {}, 1, 2
 for part = 1, parts do
-  replies[part] = guarded(keys, key, ARGV, arg, now, parts)
+  replies[part] = guarded(keys, key, ARGV, arg, now)
   key, arg = key + string.byte(counts, part), arg + args
 end
 return replies

@@ -227,7 +227,8 @@ local function run(corrupt, keys, key, args, arg, server_time)
   local replaced = corrupt and 1 or 0
 
   if granted < least then
-    local domain_at, all_at = second_room_at(of_domain, now, least), second_room_at(of_all and of_all[1], all_now or asked_at, least)
+    local domain_at = second_room_at(of_domain, now, least)
+    local all_at = second_room_at(of_all and of_all[1], all_now or asked_at, least)
     local at = domain_at and all_at and retry_at(tiers, max(domain_at, all_at), least)
     local after = at and at - asked_at or -1
     return reply(0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global, 0)

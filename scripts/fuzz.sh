@@ -24,6 +24,8 @@ tests=(
   "corrupt:200:-p tollgate-server --test redis corrupt::"
   "allow_differential:2000:-p tollgate-server --test fuzz allow_differential::"
   "lease_differential:500:-p tollgate-server --test fuzz lease_differential::"
+  "throttle_differential:1000:-p tollgate-server --test fuzz throttle_differential::"
+  "holds_differential:500:-p tollgate-server --test fuzz holds_differential::"
   "lease_properties:300:-p tollgate-server --test fuzz lease_properties::they_hold"
   "lease_tree_model:1000:-p tollgate-server --test fuzz lease_tree_model::"
   "prefetch_model:500:-p tollgate-server --test fuzz prefetch_model::"

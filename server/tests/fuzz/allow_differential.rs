@@ -244,7 +244,7 @@ fn give_the_same_answers(servers: &impl Servers, part: u32) {
     let memory = MemoryStore::with_clock(clock.clone());
     let shared = runtime.block_on(redis_store(servers, clock.clone()));
     let masters = RefCell::new(servers.masters());
-    let config = property_tests::config("differential", property_tests::cases(10_000) / part);
+    let config = property_tests::config("differential", property_tests::cases(5_000) / part);
     let (traces, answers) = (Cell::new(0_u64), Cell::new([0_u64; 3]));
     TestRunner::new(config)
         .run(&trace(), |(rules, steps)| {

@@ -210,7 +210,7 @@ fn both_stores_decide_alike() {
     let shared = runtime.block_on(redis_store(&redis, clock.clone()));
     let traces = Cell::new(0);
     let outcomes = Cell::new([0_u64; 5]);
-    let config = property_tests::config("holds_differential", property_tests::cases(1_000));
+    let config = property_tests::config("holds_differential", property_tests::cases(500));
     let compare = |steps: Vec<Step>| {
         let memory = MemoryStore::with_clock(clock.clone());
         traces.set(traces.get() + 1);

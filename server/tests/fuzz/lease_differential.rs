@@ -322,7 +322,7 @@ fn grant_alike(servers: &impl Servers, part: u32) {
     let runtime = runtime();
     let clock = ManualClock::new(START);
     let store = runtime.block_on(redis_store(servers, clock.clone()));
-    let cases = property_tests::cases(1000) / part;
+    let cases = property_tests::cases(500) / part;
     let config = property_tests::config("lease_differential", cases);
     let steps = Cell::new(0);
     let asked = TestRunner::new(config).run(&trace(), |(rules, trace)| {

@@ -118,7 +118,7 @@ fn both_stores_decide_alike() {
     let limits = (by_second(), by_second(), proptest::collection::vec(tier(), 0..4));
     let limits = proptest::array::uniform3(limits);
     let shared = runtime.block_on(redis_store(&redis, clock.clone()));
-    let config = property_tests::config("throttle_differential", property_tests::cases(3_000));
+    let config = property_tests::config("throttle_differential", property_tests::cases(1_500));
     let compare = |(limits, steps): ([Limits; 3], Vec<Step>)| {
         let memory = MemoryStore::with_clock(clock.clone());
         traces.set(traces.get() + 1);

@@ -2,6 +2,8 @@
 //! answered as if it were alone.
 
 use futures_util::future::join_all;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use redis::Connection;
 use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, command_stats, redis_store, runtime};
@@ -9,8 +11,12 @@ use tollgate_server::domain::holds::{HoldBounds, HoldLimits, HoldOutcome, NewHol
 use tollgate_server::domain::throttle::{HitLimits, Tier};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::holds::{HoldStore, HoldTarget};
+use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::redis::{RedisStore, slot};
 use tollgate_server::store::throttle::{HitRequest, ThrottleStore};
+
+use super::hit_slots::request;
+use super::hold_slots::call;
 
 const HOUR_US: i64 = 3_600_000_000;
 
@@ -102,7 +108,7 @@ fn one_that_fails_does_not_concern_the_others() {
     // Writes fail now.
     tell("CONFIG|SET|maxmemory|1");
     let limits = HitLimits { hard: None, global: None, tiers: &TIERS, known_only: false };
-    let request = |domain| HitRequest {
+    let one = |domain| HitRequest {
         caller: None,
         resource: "hits",
         template: 0,
@@ -111,11 +117,105 @@ fn one_that_fails_does_not_concern_the_others() {
         copies: 1,
         min_copies: 1,
     };
-    let (refused, new) = (request("domain 1"), request("new"));
+    let (refused, new) = (one("domain 1"), one("new"));
     let both = async { tokio::join!(store.request_hits(&refused), store.request_hits(&new)) };
     let (refused, new) = runtime.block_on(both);
     assert_eq!(refused.map(|decision| decision.granted), Ok(0), "writes nothing");
     assert!(new.is_err(), "{new:?}");
+}
+
+/// Random requests, of which many are under way at once. All are about different keys, so that their order does not
+/// matter.
+#[test]
+fn random_requests_are_answered_as_on_the_embedded_store() {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let clock = ManualClock::new(START);
+    let memory = MemoryStore::with_clock(clock.clone());
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+    let mut random = StdRng::seed_from_u64(3);
+    let domains = domains(20);
+    let resources: Vec<String> = (0..10).map(|number| format!("resource {number}")).collect();
+    let mut granted = 0;
+    for round in 0..300 {
+        // The hits of all domains are in one key, so one of them may ask.
+        let one = ("limited", &domains[random.random_range(0..20)]);
+        let hits: Vec<_> = domains
+            .iter()
+            .map(|domain| ("plain", domain))
+            .chain([one])
+            .filter(|_| random.random_bool(0.7))
+            .collect();
+        let hits: Vec<_> = hits
+            .into_iter()
+            .map(|(resource, domain)| request(resource, domain, &mut random))
+            .collect();
+        let holds: Vec<_> = resources.iter().map(|name| (name, random.random::<u64>())).collect();
+        let call_of =
+            |(name, seed): &(&String, u64)| (name.to_string(), StdRng::seed_from_u64(*seed));
+        runtime.block_on(async {
+            let hits_at_once = join_all(hits.iter().map(|request| shared.request_hits(request)));
+            let holds_at_once = join_all(holds.iter().map(async |one| {
+                let (resource, random) = call_of(one);
+                call(&shared, &resource, random).await
+            }));
+            let (got_hits, got_holds) = tokio::join!(hits_at_once, holds_at_once);
+            for (request, got) in hits.iter().zip(got_hits) {
+                let expected = memory.request_hits(request).await.unwrap();
+                assert_eq!(got.unwrap(), expected, "round {round}: {request:?}");
+                granted += expected.granted;
+            }
+            for (one, got) in holds.iter().zip(got_holds) {
+                let (resource, random) = call_of(one);
+                let expected = call(&memory, &resource, random).await;
+                assert_eq!(got, expected, "round {round}: {resource}");
+            }
+        });
+        // Sessions end meanwhile.
+        clock.advance(random.random_range(0..3_000_000));
+    }
+    assert!(granted > 1000, "{granted}");
+}
+
+/// Many sessions that are over at once: each resource gets its copies back, if not at the first call.
+#[test]
+fn sessions_that_are_over_are_freed_together() {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let clock = ManualClock::new(START);
+    let store = runtime.block_on(redis_store(&redis, clock.clone()));
+    let resources: Vec<String> = (0..32).map(|number| format!("resource {number}")).collect();
+    let (bounds, enforced) = (HoldBounds::default(), true);
+    let limits = HoldLimits { domain: None, groups: &[], global: Some(51), bounds, enforced };
+    let reserve = async |resource: &String, session: &str, copies, ttl_ms| {
+        let target = HoldTarget { caller: None, resource, template: 0 };
+        let (hold, domain, min_copies) = ("h", "acme", copies);
+        let new = NewHold { session, ttl_ms, hold, domain, copies, min_copies };
+        store.reserve(&target, &new, &limits).await.unwrap()
+    };
+    runtime.block_on(async {
+        // One that lives, as otherwise all would expire.
+        for session in 0..51 {
+            let (name, ttl_ms) = (session.to_string(), if session > 0 { 10_000 } else { 60_000 });
+            join_all(resources.iter().map(|resource| reserve(resource, &name, 1, ttl_ms))).await;
+        }
+        clock.advance(11_000_000);
+        let mut rounds = 0;
+        let mut waiting: Vec<_> = resources.iter().collect();
+        while !waiting.is_empty() {
+            rounds += 1;
+            let made =
+                join_all(waiting.iter().map(|resource| reserve(resource, "new", 50, 10_000))).await;
+            let mut made = made.iter();
+            waiting.retain(|_| {
+                let made = made.next().unwrap();
+                assert!(made.granted == 50 || made.has_backlog, "{made:?}");
+                made.granted == 0
+            });
+        }
+        // Each call of 32 frees a hundred at least, of which a session and its hold are two.
+        assert!((2..=32).contains(&rounds), "{rounds}");
+    });
 }
 
 /// The first of the names `prefix0`, `prefix1`, … whose key is in that slot.

@@ -25,7 +25,11 @@ fn domain_in(wanted: u16, prefix: &str) -> String {
 }
 
 /// A random request of a domain; on `limited`, the hits of all domains are limited, too.
-fn request<'a>(resource: &'a str, domain: &'a str, random: &mut StdRng) -> HitRequest<'a> {
+pub(super) fn request<'a>(
+    resource: &'a str,
+    domain: &'a str,
+    random: &mut StdRng,
+) -> HitRequest<'a> {
     let copies = random.random_range(1..=4);
     let limits = HitLimits {
         hard: Some(5),

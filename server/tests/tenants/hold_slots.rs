@@ -22,7 +22,7 @@ fn name_in(wanted: u16, prefix: &str) -> String {
 }
 
 /// The answer to a random call.
-async fn call(store: &impl HoldStore, resource: &str, mut random: StdRng) -> String {
+pub(super) async fn call(store: &impl HoldStore, resource: &str, mut random: StdRng) -> String {
     let target = HoldTarget { caller: None, resource, template: 0 };
     let mut pick = |most: usize| random.random_range(0..most);
     let from = pick(3);

@@ -419,8 +419,11 @@ pub(super) fn redirect(error: &RedisError) -> Option<Redirect> {
         let is_unknown = |address: &str| address.starts_with("?:");
         address().map(|to| if is_unknown(&to) { Redirect::Unknown } else { redirect(to) })
     };
-    // Redis' error text if a script accesses a key that is on another server.
-    if error.detail().is_some_and(|detail| detail.contains("non local key")) {
+    // Redis' texts if a script may not access a key that it has not declared: it is on another server, the
+    // cluster is down, or the user lacks the right. A call that declares it is told which.
+    const UNDECLARED: [&str; 3] =
+        ["non local key", "while the cluster is down", "can't access at least one of the keys"];
+    if error.detail().is_some_and(|detail| UNDECLARED.iter().any(|text| detail.contains(text))) {
         return Some(Redirect::Unknown);
     }
     Some(match error.kind() {
@@ -478,6 +481,18 @@ mod tests {
             ("ASK 7 ?:7000", Some(Redirect::Unknown)),
             ("TRYAGAIN Multiple keys request", Some(Redirect::TryAgain)),
             ("ERR Script attempted to access a non local key", Some(Redirect::Unknown)),
+            (
+                "ERR Script attempted to execute a command while the cluster is down",
+                Some(Redirect::Unknown),
+            ),
+            (
+                "ERR Script attempted to execute a write command while the cluster is down and readonly",
+                Some(Redirect::Unknown),
+            ),
+            (
+                "ERR The user executing the script can't access at least one of the keys mentioned",
+                Some(Redirect::Unknown),
+            ),
             ("LOADING Redis is loading", None),
         ] {
             assert_eq!(redirect(&error(line)), expected, "{line}");

@@ -66,7 +66,7 @@ impl<'a> Call<'a> {
         let args = [self.session.as_bytes(), self.hold.as_bytes(), &self.last];
         let args = std::iter::once(numbers).chain(args.map(<[u8]>::to_vec)).collect();
         let keys = smallvec![keys.holds, keys.index];
-        let is_long = matches!(self.operation, Operation::List);
+        let is_long = matches!(self.operation, Operation::List | Operation::End);
         Part { script: Scripted::Holds, owner, keys, args, is_long }
     }
 }

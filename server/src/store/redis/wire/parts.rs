@@ -9,7 +9,7 @@ use crate::store::redis::lanes::job::SendMode;
 use crate::store::redis::owner::Owner;
 
 /// The most parts of a call. More would make a part little cheaper, and whoever else uses the server
-/// waits for all of them.
+/// waits for all of them, of which some may have a session with many holds to free.
 pub(crate) const PARTS: usize = 32;
 
 /// What one request asks a script.
