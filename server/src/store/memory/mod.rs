@@ -172,11 +172,11 @@ impl Inner {
         let mut buckets = lock(shard);
         buckets.clear(now.as_millis(), CLEAR_LIMIT, &self.in_use);
         let BucketKind::Dynamic { max_buckets: Some(bound) } = request.kind else {
-            return buckets.decide(request, hash, now, None, &self.in_use);
+            return buckets.decide(request, (key, hash), now, None, &self.in_use);
         };
         // Like `lua/allow.lua`, needs the namespace's count only for a bucket without a place.
         if buckets.find(key, hash, now) == Found::Place {
-            return buckets.decide(request, hash, now, None, &self.in_use);
+            return buckets.decide(request, (key, hash), now, None, &self.in_use);
         }
         let count = Arc::clone(lock(&self.places).entry_ref(request.namespace).or_default());
         let place = if buckets.find(key, hash, now) == Found::State {
@@ -192,7 +192,7 @@ impl Inner {
         };
         // Another request may have given the bucket its place meanwhile.
         let mut outcome = if place.is_some() || buckets.find(key, hash, now) == Found::Place {
-            buckets.decide(request, hash, now, place, &self.in_use)
+            buckets.decide(request, (key, hash), now, place, &self.in_use)
         } else {
             let verdict = Verdict::TooManyBuckets;
             Outcome { verdict, accrued_us: 0.0, retry: None, created: false, live: None }
