@@ -338,7 +338,7 @@ fn store_request<'a>(
         },
         prefetch: prefetch_metrics
             .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
-        rewrite: snapshot.may_have_other_layouts(found.bucket),
+        rewrite: snapshot.other_layouts(found.bucket),
     }
 }
 

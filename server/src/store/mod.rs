@@ -17,6 +17,7 @@ use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
 use crate::domain::window::WindowKind;
 use crate::metrics::PrefetchMetrics;
+use time_window::TimeWindow;
 
 pub mod clock;
 pub mod holds;
@@ -30,6 +31,7 @@ pub mod permits;
 pub mod prefetch_store;
 pub mod redis;
 pub mod throttle;
+pub mod time_window;
 pub mod versions;
 
 /// The maximum number of requests in one call of [`Store::decide`] or [`LeaseStore::lease`]. A
@@ -61,7 +63,33 @@ pub struct BucketRequest<'a> {
     pub prefetch: Option<Prefetch<'a>>,
     /// Whether the store may still hold a state that was written under other circumstances: its
     /// expiry was computed from other limits, or its namespace's register does not have it.
-    pub rewrite: bool,
+    pub rewrite: Rewrite<'a>,
+}
+
+/// Whether the store may still hold a state that was written under other circumstances.
+#[derive(Clone, Copy, Debug)]
+pub enum Rewrite<'a> {
+    /// It may, or not.
+    Known(bool),
+    /// It may while this is open. That is looked up only if the decision needs to know, as it takes a
+    /// look at the clock, and few decisions of the embedded store do.
+    While(&'a TimeWindow),
+}
+
+impl Rewrite<'_> {
+    /// Whether it may now.
+    pub fn is_needed(self) -> bool {
+        match self {
+            Self::Known(known) => known,
+            Self::While(window) => window.is_open(),
+        }
+    }
+}
+
+impl From<bool> for Rewrite<'_> {
+    fn from(known: bool) -> Self {
+        Self::Known(known)
+    }
 }
 
 /// How a bucket is prefetched.
@@ -139,12 +167,13 @@ impl BucketRequest<'_> {
     /// full.
     fn rewrites(&self) -> bool {
         let life_us = self.terms.longest_life_us();
-        self.rewrite || self.idle_us().is_some_and(|idle_us| (idle_us as f64) < life_us)
+        self.idle_us().is_some_and(|idle_us| (idle_us as f64) < life_us) || self.rewrite.is_needed()
     }
 
     /// Whether the bucket has to be registered in its namespace although it may have a state.
     fn enrolls(&self) -> bool {
-        self.rewrite && matches!(self.kind, BucketKind::Dynamic { max_buckets: Some(_) })
+        matches!(self.kind, BucketKind::Dynamic { max_buckets: Some(_) })
+            && self.rewrite.is_needed()
     }
 
     /// How long after its last use the bucket is removed, in µs; `None`: never. Only dynamic

@@ -32,7 +32,7 @@ fn one_token<'a>(
         tokens: 1,
         action: TokenAction::Take { max_wait_ms: 0 },
         prefetch: None,
-        rewrite: false,
+        rewrite: false.into(),
     }
 }
 

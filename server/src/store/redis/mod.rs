@@ -366,7 +366,7 @@ mod tests {
             tokens: 1,
             action: TokenAction::TakeAvailable,
             prefetch: None,
-            rewrite: false,
+            rewrite: false.into(),
         };
         let note = |names: &[&'static str]| {
             let requests: Vec<_> = names.iter().map(|name| ask(*name)).collect();
