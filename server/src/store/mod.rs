@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -293,6 +294,17 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// may be decided together with the first of them: one, five and one token as one, one and five.
     /// And after Redis has lost its scripts, a request may be decided after a later one.
     fn decide(&self, requests: &[BucketRequest<'_>]) -> impl Future<Output = Outcomes> + Send;
+
+    /// Decides one request, like [`decide`](Self::decide).
+    fn decide_one(
+        &self,
+        request: &BucketRequest<'_>,
+    ) -> impl Future<Output = Result<Outcome, StoreError>> + Send {
+        async {
+            let outcome = self.decide(slice::from_ref(request)).await.pop();
+            outcome.unwrap_or(Err(StoreError::Unreachable))
+        }
+    }
 
     /// The bucket's maximum balance, in µs of accrual: that of its terms, minus what nodes may hold
     /// prefetched.

@@ -22,7 +22,7 @@ use versions::VersionList;
 use super::clock::Clock;
 use super::key::KeyRef;
 use super::lock::lock;
-use super::{BucketRequest, Outcome, Outcomes, Store, Verdict};
+use super::{BucketRequest, Outcome, Outcomes, Store, StoreError, Verdict};
 use crate::domain::bucket::BucketKind;
 use crate::domain::time::{ManualClock, Micros};
 
@@ -137,8 +137,8 @@ impl MemoryStore {
         }
     }
 
-    /// Decides one request.
-    pub fn decide_one(&self, request: &BucketRequest<'_>) -> Outcome {
+    /// [`Store::decide_one`], at once.
+    pub fn decide_now(&self, request: &BucketRequest<'_>) -> Outcome {
         self.0.decide(request)
     }
 }
@@ -160,7 +160,11 @@ impl Default for MemoryStore {
 
 impl Store for MemoryStore {
     async fn decide(&self, requests: &[BucketRequest<'_>]) -> Outcomes {
-        requests.iter().map(|request| Ok(self.decide_one(request))).collect()
+        requests.iter().map(|request| Ok(self.decide_now(request))).collect()
+    }
+
+    async fn decide_one(&self, request: &BucketRequest<'_>) -> Result<Outcome, StoreError> {
+        Ok(self.decide_now(request))
     }
 }
 

@@ -115,6 +115,10 @@ impl Store for RedisStore {
             _ => Box::pin(inner.decide_all(requests)).await,
         }
     }
+
+    async fn decide_one(&self, request: &BucketRequest<'_>) -> Result<Outcome, StoreError> {
+        self.0.decide_one(request).await
+    }
 }
 
 impl Layouts for RedisStore {
