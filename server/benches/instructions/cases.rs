@@ -276,7 +276,7 @@ fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> BucketRequest<'
         tokens,
         action: TokenAction::Take { max_wait_ms: 1000 },
         prefetch: None,
-        rewrite: false,
+        rewrite: false.into(),
     }
 }
 

@@ -84,7 +84,8 @@ pub fn check_bucket(name: &str) -> Result<(), NameFault> {
 /// Checks a namespace's name.
 pub fn check_namespace(name: &str) -> Result<(), NameFault> {
     check_bucket(name)?;
-    match name.find(':') {
+    // `find` is made for longer texts.
+    match name.bytes().position(|byte| byte == b':') {
         Some(at) => Err(NameFault::Colon(at)),
         None => Ok(()),
     }

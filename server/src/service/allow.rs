@@ -208,7 +208,7 @@ impl<S: Store> AllowService<S> {
             let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
             match found.bucket.ban {
                 None => {
-                    let outcome = self.store.decide(&[request]).await.pop();
+                    let outcome = self.store.decide_one(&request).await;
                     self.answer_to(outcome, &request, &found, &snapshot)?
                 }
                 // Boxed, so that the others are no larger for it.
@@ -223,21 +223,19 @@ impl<S: Store> AllowService<S> {
     /// The answer to a request to the store.
     fn answer_to(
         &self,
-        outcome: Option<Result<Outcome, StoreError>>,
+        outcome: Result<Outcome, StoreError>,
         request: &BucketRequest<'_>,
         found: &ResolvedBucket<'_>,
         snapshot: &Snapshot,
     ) -> Result<Answer<'static>, Error> {
         match outcome {
-            Some(Ok(outcome)) => {
+            Ok(outcome) => {
                 count_dynamic(&outcome, snapshot.meter(found.bucket));
                 Ok(answer_from(&outcome, request, found, || self.store.full_us(request)))
             }
             // The store works, so the failure policy must not apply.
-            Some(Err(StoreError::Overloaded)) => Err(Error::Overloaded),
-            Some(Err(_)) | None => {
-                Ok(answer_without_store(request, found, self.state.fallback.as_ref()))
-            }
+            Err(StoreError::Overloaded) => Err(Error::Overloaded),
+            Err(_) => Ok(answer_without_store(request, found, self.state.fallback.as_ref())),
         }
     }
 
@@ -338,7 +336,7 @@ fn store_request<'a>(
         },
         prefetch: prefetch_metrics
             .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
-        rewrite: snapshot.may_have_other_layouts(found.bucket),
+        rewrite: snapshot.other_layouts(found.bucket),
     }
 }
 
@@ -411,7 +409,7 @@ fn answer_without_store(
         (FailurePolicy::Local, Some(fallback)) => {
             let nodes = fallback.health.nodes();
             let decide = |request: &BucketRequest<'_>, terms: &Terms| {
-                fallback.local.decide_one(&BucketRequest { terms, ..*request })
+                fallback.local.decide_now(&BucketRequest { terms, ..*request })
             };
             let counting = ban::count_request(request, found);
             let asked = counting.map(|counting| decide(&counting, &counting.terms.share(nodes)));

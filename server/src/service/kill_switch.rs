@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use metrics::Gauge;
 
-use super::window::Window;
 use super::{Author, Error, ServiceState, pause_between_looks};
 use crate::metrics::Metrics;
 use crate::store::kill_switch::{KillSwitchStore, LONGEST, TurnedOn};
+use crate::store::time_window::TimeWindow;
 
 /// The shortest time for which it may be turned on.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ const SHORTEST: Duration = Duration::from_secs(1);
 /// answer.
 pub struct KillSwitch {
     /// Open while the switch is on.
-    window: Window,
+    window: TimeWindow,
     known: Mutex<Known>,
     /// Looks that were begun.
     looks: AtomicU64,
@@ -46,7 +46,7 @@ pub struct SwitchedOn {
 impl KillSwitch {
     pub(super) fn new(metrics: &Metrics) -> Self {
         Self {
-            window: Window::new(0.0),
+            window: TimeWindow::new(0.0),
             known: Mutex::default(),
             looks: AtomicU64::new(0),
             gauge: metrics.kill_switch(),

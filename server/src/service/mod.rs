@@ -29,7 +29,6 @@ pub mod limits;
 pub mod parent;
 pub mod status;
 pub mod throttle;
-mod window;
 
 use bounds::{CallerLeases, NameCount, ResourceCount};
 use kill_switch::KillSwitch;

@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
 use crate::domain::window::WindowKind;
 use crate::metrics::PrefetchMetrics;
+use time_window::TimeWindow;
 
 pub mod clock;
 pub mod holds;
@@ -30,6 +32,7 @@ pub mod permits;
 pub mod prefetch_store;
 pub mod redis;
 pub mod throttle;
+pub mod time_window;
 pub mod versions;
 
 /// The maximum number of requests in one call of [`Store::decide`] or [`LeaseStore::lease`]. A
@@ -61,7 +64,33 @@ pub struct BucketRequest<'a> {
     pub prefetch: Option<Prefetch<'a>>,
     /// Whether the store may still hold a state that was written under other circumstances: its
     /// expiry was computed from other limits, or its namespace's register does not have it.
-    pub rewrite: bool,
+    pub rewrite: Rewrite<'a>,
+}
+
+/// Whether the store may still hold a state that was written under other circumstances.
+#[derive(Clone, Copy, Debug)]
+pub enum Rewrite<'a> {
+    /// It may, or not.
+    Known(bool),
+    /// It may while this is open. That is looked up only if the decision needs to know, as it takes a
+    /// look at the clock, and few decisions of the embedded store do.
+    While(&'a TimeWindow),
+}
+
+impl Rewrite<'_> {
+    /// Whether it may now.
+    pub fn is_needed(self) -> bool {
+        match self {
+            Self::Known(known) => known,
+            Self::While(window) => window.is_open(),
+        }
+    }
+}
+
+impl From<bool> for Rewrite<'_> {
+    fn from(known: bool) -> Self {
+        Self::Known(known)
+    }
 }
 
 /// How a bucket is prefetched.
@@ -139,12 +168,13 @@ impl BucketRequest<'_> {
     /// full.
     fn rewrites(&self) -> bool {
         let life_us = self.terms.longest_life_us();
-        self.rewrite || self.idle_us().is_some_and(|idle_us| (idle_us as f64) < life_us)
+        self.idle_us().is_some_and(|idle_us| (idle_us as f64) < life_us) || self.rewrite.is_needed()
     }
 
     /// Whether the bucket has to be registered in its namespace although it may have a state.
     fn enrolls(&self) -> bool {
-        self.rewrite && matches!(self.kind, BucketKind::Dynamic { max_buckets: Some(_) })
+        matches!(self.kind, BucketKind::Dynamic { max_buckets: Some(_) })
+            && self.rewrite.is_needed()
     }
 
     /// How long after its last use the bucket is removed, in µs; `None`: never. Only dynamic
@@ -264,6 +294,17 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// may be decided together with the first of them: one, five and one token as one, one and five.
     /// And after Redis has lost its scripts, a request may be decided after a later one.
     fn decide(&self, requests: &[BucketRequest<'_>]) -> impl Future<Output = Outcomes> + Send;
+
+    /// Decides one request, like [`decide`](Self::decide).
+    fn decide_one(
+        &self,
+        request: &BucketRequest<'_>,
+    ) -> impl Future<Output = Result<Outcome, StoreError>> + Send {
+        async {
+            let outcome = self.decide(slice::from_ref(request)).await.pop();
+            outcome.unwrap_or(Err(StoreError::Unreachable))
+        }
+    }
 
     /// The bucket's maximum balance, in µs of accrual: that of its terms, minus what nodes may hold
     /// prefetched.

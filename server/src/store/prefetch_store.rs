@@ -79,7 +79,7 @@ impl Bucket {
             tokens,
             action,
             prefetch: None,
-            rewrite: true,
+            rewrite: true.into(),
         }
     }
 }

@@ -40,7 +40,7 @@ async fn decide(store: &RedisStore, namespace: &str, terms: &Terms, ask: Ask) ->
                 tokens: 1,
                 action,
                 prefetch: None,
-                rewrite: false,
+                rewrite: false.into(),
             };
             let requests: Vec<_> = names.iter().map(|name| request(name)).collect();
             let outcomes = store.decide(&requests).await;

@@ -32,7 +32,7 @@ fn one_token<'a>(
         tokens: 1,
         action: TokenAction::Take { max_wait_ms: 0 },
         prefetch: None,
-        rewrite: false,
+        rewrite: false.into(),
     }
 }
 
@@ -102,7 +102,7 @@ async fn many_buckets_in_the_embedded_store() {
     let terms = BucketLimit::default().terms();
     for number in 0..BUCKETS {
         let name = format!("user-{number:015}");
-        store.decide_one(&one_token(&name, &terms, None, None));
+        store.decide_now(&one_token(&name, &terms, None, None));
     }
     assert_eq!(store.buckets(), BUCKETS);
     // The refill of one token at 50/s, and a step of the grid of expiries.
@@ -119,7 +119,7 @@ async fn a_sweep_yields_to_other_tasks() {
     let store = MemoryStore::with_clock(clock.clone());
     let terms = BucketLimit::default().terms();
     for number in 0..COUNT {
-        store.decide_one(&one_token(&format!("user-{number}"), &terms, None, None));
+        store.decide_now(&one_token(&format!("user-{number}"), &terms, None, None));
     }
     clock.advance(20_000 + 131_072 + 1000);
     let mut turns = 0;

@@ -417,7 +417,7 @@ async fn permits_of_two_kinds_are_apart() {
         tokens: 1,
         action: TokenAction::TakeAvailable,
         prefetch: None,
-        rewrite: false,
+        rewrite: false.into(),
     };
     let (configured, shared) =
         (bucket(BucketKind::Configured), bucket(BucketKind::NamespaceDefault));

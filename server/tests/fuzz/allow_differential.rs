@@ -428,6 +428,6 @@ fn ask<'a>(
             Kind::Count => TokenAction::Count,
         },
         prefetch: None,
-        rewrite,
+        rewrite: rewrite.into(),
     }
 }

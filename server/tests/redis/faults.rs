@@ -334,7 +334,7 @@ async fn a_server_that_forbids_scripts_stays_down() {
         tokens: 1,
         action: TokenAction::TakeAvailable,
         prefetch: None,
-        rewrite: false,
+        rewrite: false.into(),
     });
     let all_are = async |expected: Result<(), StoreError>| {
         let outcomes = store.decide(&requests).await;

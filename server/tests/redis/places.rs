@@ -33,7 +33,7 @@ async fn decide_own_new_old(
     let node = node(store, 5);
     let own = BucketRequest { kind: BucketKind::Configured, ..node.request(names[0], terms, 100) };
     let new = node.request(names[1], terms, 100);
-    let old = BucketRequest { rewrite: true, ..node.request(names[2], terms, 100) };
+    let old = BucketRequest { rewrite: true.into(), ..node.request(names[2], terms, 100) };
     store.decide(&[own, new, old]).await.into_vec().try_into().unwrap()
 }
 

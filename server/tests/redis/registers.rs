@@ -66,7 +66,7 @@ impl Bounded<'_> {
             tokens,
             action: TokenAction::Take { max_wait_ms: 0 },
             prefetch: None,
-            rewrite: self.rewrite,
+            rewrite: self.rewrite.into(),
         }
     }
 

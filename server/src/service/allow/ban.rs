@@ -46,8 +46,8 @@ impl<S: Store> AllowService<S> {
         snapshot: &Snapshot,
     ) -> Result<Answer<'static>, Error> {
         if let Some(counting) = count_request(request, found) {
-            match self.store.decide(&[counting]).await.pop() {
-                Some(Ok(outcome)) => {
+            match self.store.decide_one(&counting).await {
+                Ok(outcome) => {
                     if let Some(live) = outcome.live {
                         snapshot.meter(found.bucket).live.set(live);
                     }
@@ -55,14 +55,14 @@ impl<S: Store> AllowService<S> {
                         return Ok(answer);
                     }
                 }
-                Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
+                Err(StoreError::Overloaded) => return Err(Error::Overloaded),
                 // Asking the bucket would only take as long again.
-                Some(Err(_)) | None => {
+                Err(_) => {
                     return Ok(answer_without_store(request, found, self.state.fallback.as_ref()));
                 }
             }
         }
-        let outcome = self.store.decide(&[*request]).await.pop();
+        let outcome = self.store.decide_one(request).await;
         self.answer_to(outcome, request, found, snapshot)
     }
 }

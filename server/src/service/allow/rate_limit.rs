@@ -18,7 +18,7 @@ use crate::domain::time::Micros;
 use crate::domain::window::{Window, WindowKind};
 use crate::service::Error;
 use crate::service::limits::Snapshot;
-use crate::store::{BucketRequest, MAX_REQUESTS_PER_CALL, Store, TokenAction};
+use crate::store::{BucketRequest, MAX_REQUESTS_PER_CALL, Store, StoreError, TokenAction};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +136,8 @@ impl<S: Store> AllowService<S> {
             true => SmallVec::new(),
             false => self.store.decide(&requests).await,
         };
-        let outcomes = outcomes.into_iter().map(Some).chain(iter::repeat(None));
+        let missing = iter::repeat(Err(StoreError::Unreachable));
+        let outcomes = outcomes.into_iter().chain(missing);
         let mut decided = iter::zip(&requests, outcomes)
             .filter(|(request, _)| request.action != TokenAction::GiveBack);
         let (now, mut failure) = (self.state.clock.now(), None);

@@ -19,7 +19,7 @@ use crate::metrics::{BucketMetrics, SettleOutcome, SettlementMetrics};
 use crate::service::limits::{self, Snapshot};
 use crate::service::{Error, ServiceState};
 use crate::store::permits::{PermitKey, PermitStore, PermitUse};
-use crate::store::{BucketRequest, StoreError, TokenAction, Verdict};
+use crate::store::{BucketRequest, TokenAction, Verdict};
 
 /// The characters of an id: 128 random bits in hexadecimal.
 const ID_CHARS: usize = 32;
@@ -181,8 +181,7 @@ impl<S: PermitStore> AllowService<S> {
         let charged = actual - estimate;
         let action = if charged < 0 { TokenAction::GiveBack } else { TokenAction::Count };
         let request = BucketRequest { tokens: charged.unsigned_abs(), action, ..request };
-        let outcome = self.store.decide(&[request]).await.pop();
-        let outcome = outcome.unwrap_or(Err(StoreError::Unreachable));
+        let outcome = self.store.decide_one(&request).await;
         // The permit is used, so sending it again would not help even if the node is only overloaded.
         let outcome = outcome.map_err(|_| Error::Unavailable)?;
         count_dynamic(&outcome, snapshot.meter(found.bucket));

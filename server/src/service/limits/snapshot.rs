@@ -19,9 +19,9 @@ use crate::metrics::{
 };
 use crate::service::Error;
 use crate::service::bounds::{NameCount, ResourceCount};
-use crate::service::window::Window;
-use crate::store::Layout;
+use crate::store::time_window::TimeWindow;
 use crate::store::versions::About;
+use crate::store::{Layout, Rewrite};
 
 /// Where a version of the limits is from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub struct Snapshot {
     session_counts: Vec<Arc<NameCount>>,
     /// By bucket index: the layout to report to the store, and a window that is open while the store
     /// may still hold states in another layout.
-    pub(super) layouts: Vec<(Layout, Arc<Window>)>,
+    pub(super) layouts: Vec<(Layout, Arc<TimeWindow>)>,
     /// The buckets, templates, throttles and holds that have metrics under these limits.
     pub(super) defined: Defined,
 }
@@ -78,7 +78,7 @@ impl Snapshot {
     pub(super) fn new(content: Content, previous: Option<&Self>, metrics: &Metrics) -> Self {
         let Content { parsed: config::Parsed { limits, text, notices }, origin } = content;
         let definitions = definitions(&limits);
-        let known: HashMap<u64, &(Layout, Arc<Window>)> = previous
+        let known: HashMap<u64, &(Layout, Arc<TimeWindow>)> = previous
             .map(|previous| {
                 previous.layouts.iter().map(|known| (known.0.bucket_hash, known)).collect()
             })
@@ -89,7 +89,7 @@ impl Snapshot {
                 // What the store has said of an unchanged layout still holds.
                 Some((same, window)) if *same == layout => Arc::clone(window),
                 // Until the store has said otherwise, there may be states in another layout.
-                _ => Arc::new(Window::new(definition.bucket.terms.longest_life_us())),
+                _ => Arc::new(TimeWindow::new(definition.bucket.terms.longest_life_us())),
             };
             (layout, window)
         };
@@ -150,8 +150,8 @@ impl Snapshot {
     /// Whether the store may still hold states of `bucket` in another layout; see
     /// [`crate::store::BucketRequest::rewrite`]. A node that has just started assumes so. `bucket`
     /// must belong to this snapshot.
-    pub fn may_have_other_layouts(&self, bucket: &Bucket) -> bool {
-        self.layouts[bucket.index].1.is_open()
+    pub fn other_layouts(&self, bucket: &Bucket) -> Rewrite<'_> {
+        Rewrite::While(&self.layouts[bucket.index].1)
     }
 
     /// The metrics of `bucket`, which must belong to this snapshot.
@@ -366,7 +366,7 @@ mod tests {
 
     fn is_open(snapshot: &Snapshot, name: &str) -> bool {
         let found = snapshot.limits.find("ns", name).expect("a bucket");
-        snapshot.may_have_other_layouts(found.bucket)
+        snapshot.other_layouts(found.bucket).is_needed()
     }
 
     fn close_all(snapshot: &Snapshot) {

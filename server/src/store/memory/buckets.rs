@@ -105,12 +105,11 @@ impl Buckets {
     pub(super) fn decide(
         &mut self,
         request: &BucketRequest<'_>,
-        hash: u64,
+        (key, hash): (KeyRef<'_>, u64),
         now: Micros,
         place: Option<Place>,
         in_use: &AtomicUsize,
     ) -> Outcome {
-        let key = KeyRef::of(request);
         let found =
             self.table.entry(hash, |bucket| KeyRef::from(&bucket.key) == key, |bucket| bucket.hash);
         let known = match &found {

@@ -22,7 +22,7 @@ use versions::VersionList;
 use super::clock::Clock;
 use super::key::KeyRef;
 use super::lock::lock;
-use super::{BucketRequest, Outcome, Outcomes, Store, Verdict};
+use super::{BucketRequest, Outcome, Outcomes, Store, StoreError, Verdict};
 use crate::domain::bucket::BucketKind;
 use crate::domain::time::{ManualClock, Micros};
 
@@ -137,8 +137,8 @@ impl MemoryStore {
         }
     }
 
-    /// Decides one request.
-    pub fn decide_one(&self, request: &BucketRequest<'_>) -> Outcome {
+    /// [`Store::decide_one`], at once.
+    pub fn decide_now(&self, request: &BucketRequest<'_>) -> Outcome {
         self.0.decide(request)
     }
 }
@@ -160,7 +160,11 @@ impl Default for MemoryStore {
 
 impl Store for MemoryStore {
     async fn decide(&self, requests: &[BucketRequest<'_>]) -> Outcomes {
-        requests.iter().map(|request| Ok(self.decide_one(request))).collect()
+        requests.iter().map(|request| Ok(self.decide_now(request))).collect()
+    }
+
+    async fn decide_one(&self, request: &BucketRequest<'_>) -> Result<Outcome, StoreError> {
+        Ok(self.decide_now(request))
     }
 }
 
@@ -172,11 +176,11 @@ impl Inner {
         let mut buckets = lock(shard);
         buckets.clear(now.as_millis(), CLEAR_LIMIT, &self.in_use);
         let BucketKind::Dynamic { max_buckets: Some(bound) } = request.kind else {
-            return buckets.decide(request, hash, now, None, &self.in_use);
+            return buckets.decide(request, (key, hash), now, None, &self.in_use);
         };
         // Like `lua/allow.lua`, needs the namespace's count only for a bucket without a place.
         if buckets.find(key, hash, now) == Found::Place {
-            return buckets.decide(request, hash, now, None, &self.in_use);
+            return buckets.decide(request, (key, hash), now, None, &self.in_use);
         }
         let count = Arc::clone(lock(&self.places).entry_ref(request.namespace).or_default());
         let place = if buckets.find(key, hash, now) == Found::State {
@@ -192,7 +196,7 @@ impl Inner {
         };
         // Another request may have given the bucket its place meanwhile.
         let mut outcome = if place.is_some() || buckets.find(key, hash, now) == Found::Place {
-            buckets.decide(request, hash, now, place, &self.in_use)
+            buckets.decide(request, (key, hash), now, place, &self.in_use)
         } else {
             let verdict = Verdict::TooManyBuckets;
             Outcome { verdict, accrued_us: 0.0, retry: None, created: false, live: None }

@@ -277,7 +277,7 @@ mod tests {
             tokens: 1,
             action: TokenAction::TakeAvailable,
             prefetch: None,
-            rewrite: false,
+            rewrite: false.into(),
         }
     }
 

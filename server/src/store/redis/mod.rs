@@ -115,6 +115,10 @@ impl Store for RedisStore {
             _ => Box::pin(inner.decide_all(requests)).await,
         }
     }
+
+    async fn decide_one(&self, request: &BucketRequest<'_>) -> Result<Outcome, StoreError> {
+        self.0.decide_one(request).await
+    }
 }
 
 impl Layouts for RedisStore {
@@ -366,7 +370,7 @@ mod tests {
             tokens: 1,
             action: TokenAction::TakeAvailable,
             prefetch: None,
-            rewrite: false,
+            rewrite: false.into(),
         };
         let note = |names: &[&'static str]| {
             let requests: Vec<_> = names.iter().map(|name| ask(*name)).collect();

@@ -32,7 +32,7 @@ fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<BucketRequest<'a>> {
         tokens: 1,
         action: TokenAction::Take { max_wait_ms: 1000 },
         prefetch: None,
-        rewrite: false,
+        rewrite: false.into(),
     };
     kinds.map(ask).to_vec()
 }

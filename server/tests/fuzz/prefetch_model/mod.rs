@@ -358,7 +358,7 @@ async fn returns_are_split_into_pages() {
                         tokens: limit.prefetch_tokens,
                         metrics: &prefetch_metrics,
                     }),
-                    rewrite: false,
+                    rewrite: false.into(),
                 };
                 store.decide(&[ask]).await.pop().unwrap().unwrap();
             }

@@ -153,7 +153,7 @@ impl World {
                 tokens: self.limit.prefetch_tokens,
                 metrics: &self.prefetch_metrics,
             }),
-            rewrite: false,
+            rewrite: false.into(),
         };
         let outcome = self.nodes[node].store.decide(&[ask]).await.pop().unwrap().unwrap();
         if outcome.verdict != Verdict::Granted {
@@ -207,7 +207,7 @@ impl World {
             tokens: u64::MAX / 2,
             action: TokenAction::TakeAvailable,
             prefetch: None,
-            rewrite: false,
+            rewrite: false.into(),
         };
         let outcome = self.shared.decide(&[ask]).await.pop().unwrap().unwrap();
         assert_eq!(outcome.verdict, Verdict::Refused);

@@ -44,7 +44,7 @@ async fn ask(store: &impl Store, which: &[usize], tokens: u64) -> Vec<Outcome> {
             tokens,
             action: TokenAction::Take { max_wait_ms: 1000 },
             prefetch: None,
-            rewrite: false,
+            rewrite: false.into(),
         })
         .collect();
     store.decide(&asks).await.into_iter().map(Result::unwrap).collect()
@@ -165,7 +165,7 @@ fn any_log_leads_to_a_decision() {
                 tokens,
                 action,
                 prefetch: None,
-                rewrite: seconds % 2 == 0,
+                rewrite: (seconds % 2 == 0).into(),
             };
             let within = 0.0..=limit as f64;
             let look = corrupted.runtime.block_on(corrupted.store.look(&request)).unwrap();

@@ -465,7 +465,7 @@ mod tests {
             tokens: 1,
             action: TokenAction::TakeAvailable,
             prefetch: None,
-            rewrite: false,
+            rewrite: false.into(),
         };
         let until = Micros(1_700_000_000_000_000);
         let mut verdict = |now| {

@@ -63,7 +63,7 @@ fn push_request(
         tokens: 1,
         action: TokenAction::TakeAvailable,
         prefetch: None,
-        rewrite: false,
+        rewrite: false.into(),
     };
     let (key, registration) = (name.as_bytes().to_vec(), Registration::NotNeeded);
     let request = EncodedRequest::new(&request, key, registration, Owner::INTERNAL, None);
