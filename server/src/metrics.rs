@@ -26,6 +26,8 @@ pub use series::Defined;
 pub use store::{Corrupt, StoreMetrics};
 pub use throttles::{HitOutcome, ThrottleMetrics};
 
+use std::sync::Arc;
+
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
 use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
@@ -127,6 +129,11 @@ impl Metrics {
         self.series.counter(&key(name, labels))
     }
 
+    /// A counter with labels that many series share, which makes it cheap to register.
+    fn counter_with(&self, name: &'static str, labels: &[Label]) -> Counter {
+        self.series.counter(&Key::from_parts(name, labels.to_vec()))
+    }
+
     fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
         self.series.gauge(&key(name, labels))
     }
@@ -147,6 +154,11 @@ static METADATA: Metadata<'static> = Metadata::new("tollgate", Level::INFO, None
 fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
     let labels = labels.iter().map(|(label, value)| Label::new(*label, label_value(value)));
     Key::from_parts(name, labels.collect::<Vec<_>>())
+}
+
+/// A label whose value is shared by its clones.
+fn shared_label(name: &'static str, value: &str) -> Label {
+    Label::new(name, Arc::<str>::from(label_value(value)))
 }
 
 /// Doubles the backslashes of a label value. The exporter treats a double backslash, or a backslash

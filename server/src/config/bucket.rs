@@ -25,6 +25,11 @@ impl Bucket {
         Self { index, terms: limit.terms(), ban, limit, enforce: true }
     }
 
+    /// Whether the two are the same, wherever they stand.
+    pub(super) fn is_defined_as(&self, other: &Self) -> bool {
+        (&self.limit, self.enforce) == (&other.limit, other.enforce)
+    }
+
     /// The template of a namespace that bounds its dynamic buckets. What was asked for of a bucket has its place then,
     /// and is kept for as long as the bucket's state may exist, so that few states are without a place.
     pub(super) fn bounded(self) -> Self {

@@ -1,6 +1,7 @@
 //! What differs between two documents of limits, with all defaults filled in.
 
 use std::fmt;
+use std::mem;
 
 use serde_yaml::{Mapping, Value};
 
@@ -39,14 +40,16 @@ const LISTS: [List; 4] = [
 /// difference, but the order of globs is, as the first that matches applies.
 pub fn differences(before: &Limits, after: &Limits) -> Vec<Difference> {
     let mut found = Vec::new();
-    let mut documents = [before, after].map(print::to_mapping);
+    let mut documents =
+        [(before, after), (after, before)].map(|(it, other)| print::to_mapping(it, Some(other)));
     let lists = LISTS.map(|list| {
         let taken = documents.each_mut().map(|document| take_by_name(document, &list));
         (list, taken)
     });
-    compare_mappings(&YamlPath::ROOT, &documents[0], &documents[1], &mut found);
-    for (List { key, is_glob, .. }, [before, after]) in lists {
-        compare_mappings(&YamlPath::ROOT.key(key), &before, &after, &mut found);
+    let [before, after] = &mut documents;
+    compare_mappings(&YamlPath::ROOT, before, after, &mut found);
+    for (List { key, is_glob, .. }, [mut before, mut after]) in lists {
+        compare_mappings(&YamlPath::ROOT.key(key), &mut before, &mut after, &mut found);
         let order = |templates: &Mapping, other: &Mapping| {
             let common = templates.keys().filter(|glob| other.contains_key(*glob));
             common.cloned().collect::<Vec<Value>>()
@@ -90,39 +93,46 @@ fn name_descriptors(fields: &mut Mapping) {
     fields.insert("descriptors".into(), by_name.into());
 }
 
-fn compare(path: &YamlPath<'_>, before: &Value, after: &Value, found: &mut Vec<Difference>) {
+/// Takes the values that differ out of both.
+fn compare(
+    path: &YamlPath<'_>,
+    before: &mut Value,
+    after: &mut Value,
+    found: &mut Vec<Difference>,
+) {
     match (before, after) {
         (Value::Mapping(before), Value::Mapping(after)) => {
             compare_mappings(path, before, after, found);
         }
-        _ if before == after => {}
-        _ => found.push(Difference::new(path, Some(before), Some(after))),
+        (before, after) if before == after => {}
+        (before, after) => found.push(Difference::new(path, Some(before), Some(after))),
     }
 }
 
 fn compare_mappings(
     path: &YamlPath<'_>,
-    before: &Mapping,
-    after: &Mapping,
+    before: &mut Mapping,
+    after: &mut Mapping,
     found: &mut Vec<Difference>,
 ) {
     let name = |key: &'_ Value| key.as_str().unwrap_or_default().to_owned();
-    for (key, before) in before {
+    for (key, before) in before.iter_mut() {
         let name = name(key);
         let path = path.key(&name);
-        match after.get(key) {
+        match after.get_mut(key) {
             Some(after) => compare(&path, before, after, found),
             None => found.push(Difference::new(&path, Some(before), None)),
         }
     }
-    for (key, after) in after.iter().filter(|(key, _)| !before.contains_key(*key)) {
+    for (key, after) in after.iter_mut().filter(|(key, _)| !before.contains_key(*key)) {
         found.push(Difference::new(&path.key(&name(key)), None, Some(after)));
     }
 }
 
 impl Difference {
-    fn new(path: &YamlPath<'_>, before: Option<&Value>, after: Option<&Value>) -> Self {
-        Self { path: path.to_string(), before: before.cloned(), after: after.cloned() }
+    fn new(path: &YamlPath<'_>, before: Option<&mut Value>, after: Option<&mut Value>) -> Self {
+        let path = path.to_string();
+        Self { path, before: before.map(mem::take), after: after.map(mem::take) }
     }
 }
 

@@ -22,17 +22,18 @@ use crate::domain::window::WindowKind;
 /// buckets come last, sorted by name.
 pub fn to_yaml(limits: &Limits) -> String {
     // Serializing plain values to a string cannot fail.
-    serde_yaml::to_string(&to_mapping(limits)).unwrap_or_else(|error| format!("# {error}\n"))
+    serde_yaml::to_string(&to_mapping(limits, None)).unwrap_or_else(|error| format!("# {error}\n"))
 }
 
 /// The same as JSON.
 pub fn to_json(limits: &Limits) -> String {
     // Keys are strings, and numbers finite.
-    serde_json::to_string(&to_mapping(limits)).unwrap_or_else(|error| format!("\"{error}\""))
+    serde_json::to_string(&to_mapping(limits, None)).unwrap_or_else(|error| format!("\"{error}\""))
 }
 
-/// The same as a tree.
-pub(super) fn to_mapping(limits: &Limits) -> Mapping {
+/// The same as a tree. Without the buckets that `other` has, too: of many buckets, a change leaves
+/// most as they are.
+pub(super) fn to_mapping(limits: &Limits, other: Option<&Limits>) -> Mapping {
     let mut top = Mapping::new();
     put(&mut top, "on_store_failure", limits.on_store_failure.word());
     put_shadow(&mut top, limits.enforce);
@@ -44,7 +45,10 @@ pub(super) fn to_mapping(limits: &Limits) -> Mapping {
     for (name, owner) in in_file_order(&limits.namespaces, first_index) {
         match &owner.unconfigured {
             Unconfigured::Rules(rules) => domains.push(domain(name, owner, &rules.rules)),
-            _ => put(&mut namespaces, name, namespace(owner)),
+            _ => {
+                let other = other.and_then(|other| other.namespaces.get(name));
+                put(&mut namespaces, name, namespace(owner, other));
+            }
         }
     }
     put(&mut top, "namespaces", namespaces);
@@ -98,14 +102,17 @@ fn put_shadow(mapping: &mut Mapping, enforce: bool) {
     }
 }
 
-fn namespace(owner: &Namespace) -> Mapping {
+fn namespace(owner: &Namespace, other: Option<&Namespace>) -> Mapping {
     let mut fields = Mapping::new();
     put(&mut fields, "on_store_failure", owner.on_store_failure.word());
     put_shadow(&mut fields, owner.enforce);
     if !owner.buckets.is_empty() {
         let mut buckets = Mapping::new();
         for (name, definition) in in_file_order(&owner.buckets, |bucket| bucket.index) {
-            put(&mut buckets, name, bucket(definition));
+            let same = other.and_then(|other| other.buckets.get(name));
+            if !same.is_some_and(|same| same.is_defined_as(definition)) {
+                put(&mut buckets, name, bucket(definition));
+            }
         }
         put(&mut fields, "buckets", buckets);
     }

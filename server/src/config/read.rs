@@ -1,8 +1,9 @@
 //! Typed access to the tree: each method returns a value, or records a fault.
 
-use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+
+use hashbrown::HashMap;
 
 use super::fault::{FaultCollector, Notice, YamlPath, clip, quoted};
 use super::number::{Number, number};

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
@@ -15,6 +16,9 @@ use crate::metrics::LoadMetrics;
 
 /// How often files are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How often it is checked whether a replaced value is still used.
+const FREE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The files of a [`Live`] value: how they are read, and what is reported about them.
 pub trait Source: Send + Sync + 'static {
@@ -181,7 +185,7 @@ impl<S: Source> Live<S> {
             }
         })?;
         let value = Arc::new(self.source.prepare(content, Some(&self.current.load())));
-        self.current.store(Arc::clone(&value));
+        free_once_unused(self.current.swap(Arc::clone(&value)));
         // Count and log only after the swap: an observer may then rely on the new value.
         self.metrics.loaded();
         self.last_failure.clear();
@@ -192,6 +196,19 @@ impl<S: Source> Live<S> {
     fn watched(&self) -> MutexGuard<'_, Watched> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Frees a value that has been replaced, once nobody uses it, on a thread of its own: that takes long for
+/// a large value, and its last user is often a thread that serves requests.
+fn free_once_unused<V: Send + Sync + 'static>(value: Arc<V>) {
+    #[expect(clippy::disallowed_methods, reason = "the thread has no runtime")]
+    let free = move || {
+        while Arc::strong_count(&value) > 1 {
+            thread::sleep(FREE_INTERVAL);
+        }
+    };
+    // Without a thread, its last user frees it.
+    let _ = thread::Builder::new().name("free".to_owned()).spawn(free);
 }
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use metrics::{Counter, Gauge};
+use metrics::{Counter, Gauge, Label};
 
-use super::Metrics;
 use super::names::{
     DECISIONS, DEGRADED, DYNAMIC_CREATED, DYNAMIC_LIVE, PREFETCH_SERVED, PREFETCH_TOKENS,
     SETTLEMENTS, SHADOWED, SOFT_LIMITED, TOKENS_GRANTED,
 };
+use super::{Metrics, shared_label};
 
 /// The outcome of a request for tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,27 +66,33 @@ pub struct BucketMetrics {
 impl BucketMetrics {
     /// Registers the metrics of a bucket. `dynamic` is `true` for a dynamic bucket template.
     pub fn new(metrics: &Metrics, namespace: &str, bucket: &str, dynamic: bool) -> Self {
-        let labels = [("namespace", namespace), ("bucket", bucket)];
-        let tokens =
-            |waited| metrics.counter(TOKENS_GRANTED, &[labels[0], labels[1], ("waited", waited)]);
+        let labels = [shared_label("namespace", namespace), shared_label("bucket", bucket)];
+        let counter = |name, key, word| {
+            let [namespace, bucket] = labels.clone();
+            metrics.counter_with(name, &[namespace, bucket, Label::from_static_parts(key, word)])
+        };
         // Other definitions have no dynamic buckets, so their handles do nothing.
         let dynamic_counter = |name| {
-            if dynamic { metrics.counter(name, &labels[..1]) } else { Counter::noop() }
+            if dynamic { metrics.counter_with(name, &labels[..1]) } else { Counter::noop() }
         };
         Self {
             outcomes: AllowOutcome::ALL.map(|(outcome, word)| match outcome {
                 // See `with_ban`.
                 AllowOutcome::Banned => Counter::noop(),
-                _ => metrics.counter(DECISIONS, &[labels[0], labels[1], ("outcome", word)]),
+                _ => counter(DECISIONS, "outcome", word),
             }),
-            tokens: tokens("false"),
-            tokens_after_wait: tokens("true"),
-            soft_limited: metrics.counter(SOFT_LIMITED, &labels),
-            degraded: metrics.counter(DEGRADED, &labels),
+            tokens: counter(TOKENS_GRANTED, "waited", "false"),
+            tokens_after_wait: counter(TOKENS_GRANTED, "waited", "true"),
+            soft_limited: metrics.counter_with(SOFT_LIMITED, &labels),
+            degraded: metrics.counter_with(DEGRADED, &labels),
             shadowed: OnceLock::new(),
             settlements: OnceLock::new(),
             created: dynamic_counter(DYNAMIC_CREATED),
-            live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
+            live: if dynamic {
+                metrics.gauge(DYNAMIC_LIVE, &[("namespace", namespace)])
+            } else {
+                Gauge::noop()
+            },
             prefetch: None,
         }
     }

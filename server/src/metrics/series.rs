@@ -1,10 +1,11 @@
 //! The registry of counters and gauges. Separate from the exporter's registry, which cannot remove
 //! a series: buckets and templates that leave the limits file must leave `/metrics` too.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use hashbrown::{HashMap, HashSet};
 use metrics::{Counter, Gauge, Key};
 use metrics_exporter_prometheus::LabelSet;
 use metrics_exporter_prometheus::formatting::{
@@ -71,17 +72,18 @@ fn render_families<V: std::fmt::Display>(
     }
 }
 
+/// Pairs of label values, by the first one.
+type Pairs = HashMap<String, HashSet<String>>;
+
 /// The label values of the buckets and templates that the current limits define.
 #[derive(Default)]
 pub struct Defined {
-    /// Pairs of namespace and bucket.
-    buckets: HashSet<[String; 2]>,
+    /// By namespace.
+    buckets: Pairs,
     /// Namespaces with a dynamic bucket template.
     dynamic: HashSet<String>,
-    /// Pairs of glob and algorithm.
-    templates: HashSet<[String; 2]>,
-    /// The globs of `templates`.
-    globs: HashSet<String>,
+    /// Algorithms by glob.
+    templates: Pairs,
     /// The globs of throttles.
     throttles: HashSet<String>,
     /// The globs of holds.
@@ -91,7 +93,7 @@ pub struct Defined {
 impl Defined {
     /// Adds a bucket. `dynamic` is `true` for the namespace's dynamic bucket template.
     pub fn bucket(&mut self, namespace: &str, bucket: &str, dynamic: bool) {
-        self.buckets.insert([namespace, bucket].map(label_value));
+        self.buckets.entry(label_value(namespace)).or_default().insert(label_value(bucket));
         if dynamic {
             self.dynamic.insert(label_value(namespace));
         }
@@ -99,8 +101,7 @@ impl Defined {
 
     /// Adds a resource template.
     pub fn template(&mut self, glob: &str, algorithm: &str) {
-        self.templates.insert([glob, algorithm].map(label_value));
-        self.globs.insert(label_value(glob));
+        self.templates.entry(label_value(glob)).or_default().insert(label_value(algorithm));
     }
 
     /// Adds a throttle.
@@ -113,27 +114,46 @@ impl Defined {
         self.holds.insert(label_value(glob));
     }
 
+    /// Whether everything that `other` defines is defined here, too.
+    pub fn includes(&self, other: &Self) -> bool {
+        let includes_all = |here: &Pairs, other: &Pairs| {
+            let mut other = other.iter();
+            other.all(|(first, all)| here.get(first).is_some_and(|here| all.is_subset(here)))
+        };
+        includes_all(&self.buckets, &other.buckets)
+            && includes_all(&self.templates, &other.templates)
+            && other.dynamic.is_subset(&self.dynamic)
+            && other.throttles.is_subset(&self.throttles)
+            && other.holds.is_subset(&self.holds)
+    }
+
     /// Whether a series belongs to a defined bucket or template, or is independent of the limits.
     fn covers(&self, key: &Key) -> bool {
-        let label = |name| {
-            key.labels().find(|label| label.key() == name).map(|label| label.value().to_owned())
-        };
+        let [mut namespace, mut bucket, mut template, mut algorithm] = [None; 4];
+        for label in key.labels() {
+            let place = match label.key() {
+                "namespace" => &mut namespace,
+                "bucket" => &mut bucket,
+                "template" => &mut template,
+                "algorithm" => &mut algorithm,
+                _ => continue,
+            };
+            *place = Some(label.value());
+        }
         // Requests without a matching definition have empty labels.
-        let contains = |defined: &HashSet<[String; 2]>, pair: [String; 2]| {
-            pair.iter().all(String::is_empty) || defined.contains(&pair)
+        let contains = |defined: &Pairs, pair: [&str; 2]| {
+            pair == ["", ""] || defined.get(pair[0]).is_some_and(|all| all.contains(pair[1]))
         };
-        match (label("namespace"), label("bucket"), label("template"), label("algorithm")) {
+        match (namespace, bucket, template, algorithm) {
             (Some(namespace), Some(bucket), ..) => contains(&self.buckets, [namespace, bucket]),
-            (Some(namespace), ..) => self.dynamic.contains(&namespace),
+            (Some(namespace), ..) => self.dynamic.contains(namespace),
             (_, _, Some(glob), Some(algorithm)) => contains(&self.templates, [glob, algorithm]),
-            (_, _, Some(glob), None) => {
-                let globs = match key.name() {
-                    name if name.starts_with(THROTTLE_PREFIX) => &self.throttles,
-                    name if name.starts_with(HOLD_PREFIX) => &self.holds,
-                    _ => &self.globs,
-                };
-                glob.is_empty() || globs.contains(&glob)
-            }
+            (_, _, Some(""), None) => true,
+            (_, _, Some(glob), None) => match key.name() {
+                name if name.starts_with(THROTTLE_PREFIX) => self.throttles.contains(glob),
+                name if name.starts_with(HOLD_PREFIX) => self.holds.contains(glob),
+                _ => self.templates.contains_key(glob),
+            },
             _ => true,
         }
     }

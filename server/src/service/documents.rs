@@ -36,11 +36,12 @@ pub struct Document {
 }
 
 /// A valid document, compared with the one in use.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Checked {
     /// The version that it was compared with.
     pub version: u64,
     /// Whether the text is the same.
+    #[serde(rename = "same_text")]
     pub is_same_text: bool,
     /// What differs from the document in use.
     pub differences: Vec<Difference>,

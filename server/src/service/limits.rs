@@ -126,7 +126,8 @@ impl Source for LimitsSource {
 
     fn prepare(&self, content: Content, previous: Option<&Snapshot>) -> Snapshot {
         let snapshot = Snapshot::new(content, previous, &self.metrics);
-        if previous.is_some() {
+        // Only if there is something to forget: this looks at all series.
+        if previous.is_some_and(|previous| !snapshot.defined.includes(&previous.defined)) {
             self.metrics.forget_all_but(&snapshot.defined);
         }
         snapshot

@@ -8,6 +8,7 @@ mod envoy;
 mod files;
 mod in_store;
 mod kill_switch;
+mod large;
 mod layouts;
 mod reload;
 mod reload_races;

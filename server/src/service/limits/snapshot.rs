@@ -52,8 +52,8 @@ pub struct Snapshot {
     json: OnceLock<Arc<str>>,
     /// Settings in the file that have no effect, or another than one might expect.
     pub(super) notices: Vec<Notice>,
-    /// By bucket index.
-    meters: Vec<BucketMetrics>,
+    /// By bucket index: the metrics, and which ones these are.
+    meters: Vec<(MeterKind, Arc<BucketMetrics>)>,
     /// By template index.
     capacity_meters: Vec<CapacityMetrics>,
     /// By throttle index.
@@ -78,24 +78,33 @@ impl Snapshot {
     pub(super) fn new(content: Content, previous: Option<&Self>, metrics: &Metrics) -> Self {
         let Content { parsed: config::Parsed { limits, text, notices }, origin } = content;
         let definitions = definitions(&limits);
-        let known: HashMap<u64, &(Layout, Arc<TimeWindow>)> = previous
+        let known: HashMap<u64, _> = previous
             .map(|previous| {
-                previous.layouts.iter().map(|known| (known.0.bucket_hash, known)).collect()
+                let known = previous.layouts.iter().zip(&previous.meters);
+                known.map(|known| (known.0.0.bucket_hash, known)).collect()
             })
             .unwrap_or_default();
-        let layout = |definition: &Definition<'_>| {
+        let prepare = |definition: &Definition<'_>| {
             let layout = definition.layout();
-            let window = match known.get(&layout.bucket_hash) {
+            let (known_layout, known_meter) = known.get(&layout.bucket_hash).copied().unzip();
+            let window = match known_layout {
                 // What the store has said of an unchanged layout still holds.
                 Some((same, window)) if *same == layout => Arc::clone(window),
                 // Until the store has said otherwise, there may be states in another layout.
                 _ => Arc::new(TimeWindow::new(definition.bucket.terms.longest_life_us())),
             };
-            (layout, window)
+            let kind = definition.meter_kind();
+            let meter = match known_meter {
+                // To register its series again would take most of the time of a change.
+                Some((same, meter)) if *same == kind => Arc::clone(meter),
+                _ => Arc::new(definition.meter(kind, metrics)),
+            };
+            ((layout, window), (kind, meter))
         };
+        let (layouts, meters) = definitions.iter().map(prepare).unzip();
         Self {
-            layouts: definitions.iter().map(layout).collect(),
-            meters: definitions.iter().map(|definition| definition.meter(metrics)).collect(),
+            layouts,
+            meters,
             capacity_meters: capacity_meters(&limits.resources, metrics),
             throttle_meters: throttle_meters(&limits.throttles, metrics),
             hold_meters: hold_meters(&limits.holds, metrics),
@@ -156,7 +165,7 @@ impl Snapshot {
 
     /// The metrics of `bucket`, which must belong to this snapshot.
     pub fn meter(&self, bucket: &Bucket) -> &BucketMetrics {
-        &self.meters[bucket.index]
+        &self.meters[bucket.index].1
     }
 
     /// The number of resources of the template at this index.
@@ -199,6 +208,15 @@ pub fn definition_name<'a>(found: &ResolvedBucket<'a>, namespace: &'a str) -> (&
     }
 }
 
+/// Which metrics a definition has besides those that each one has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct MeterKind {
+    is_template: bool,
+    in_shadow: bool,
+    may_ban: bool,
+    prefetches: bool,
+}
+
 /// A bucket, or the template of a namespace's dynamic buckets, as the limits define it.
 struct Definition<'a> {
     bucket: &'a Bucket,
@@ -238,15 +256,24 @@ impl Definition<'_> {
         }
     }
 
-    fn meter(&self, metrics: &Metrics) -> BucketMetrics {
-        let mut meter = BucketMetrics::new(metrics, self.namespace, self.name, self.is_template);
-        if self.in_shadow {
+    fn meter_kind(&self) -> MeterKind {
+        MeterKind {
+            is_template: self.is_template,
+            in_shadow: self.in_shadow,
+            may_ban: self.bucket.ban.is_some(),
+            prefetches: self.bucket.limit.prefetch_tokens > 0,
+        }
+    }
+
+    fn meter(&self, kind: MeterKind, metrics: &Metrics) -> BucketMetrics {
+        let mut meter = BucketMetrics::new(metrics, self.namespace, self.name, kind.is_template);
+        if kind.in_shadow {
             meter = meter.with_shadow(metrics, self.namespace, self.name);
         }
-        if self.bucket.ban.is_some() {
+        if kind.may_ban {
             meter = meter.with_ban(metrics, self.namespace, self.name);
         }
-        if self.bucket.limit.prefetch_tokens > 0 {
+        if kind.prefetches {
             meter = meter.with_prefetch(metrics, self.namespace, self.name);
         }
         meter
@@ -356,7 +383,9 @@ fn hash(value: impl Hash) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::LiveLimits;
     use super::*;
+    use crate::metrics::AllowOutcome;
 
     fn snapshot(namespace: &str, previous: Option<&Snapshot>) -> Snapshot {
         let text = format!("namespaces: {{ ns: {{ {namespace} }} }}");
@@ -371,6 +400,46 @@ mod tests {
 
     fn close_all(snapshot: &Snapshot) {
         snapshot.layouts.iter().for_each(|(_, window)| window.close_after(Duration::ZERO));
+    }
+
+    #[test]
+    fn metrics_of_a_bucket_that_stays_go_on() {
+        let metrics = Arc::new(Metrics::new());
+        let live = LiveLimits::in_store(Arc::clone(&metrics));
+        let install = |number, buckets: &str| {
+            let text = format!("namespaces: {{ ns: {{ buckets: {{ {buckets} }} }} }}");
+            let parsed = config::parse(&text).expect("good limits");
+            let (by, message) = Default::default();
+            let about = About { number, at_ms: 0, by, message, copy_of: None, checksum: 0 };
+            live.install_version(about, parsed, |_| true);
+        };
+        let count = |name| {
+            let snapshot = live.current();
+            let found = snapshot.limits.find("ns", name).expect("a bucket");
+            snapshot.meter(found.bucket).count(AllowOutcome::Granted, 1);
+        };
+        let lines = |metric: &str, bucket: &str, rest: &str| {
+            let start = format!("{metric}{{namespace=\"ns\",bucket=\"{bucket}\"");
+            let text = metrics.render();
+            text.lines().filter(|line| line.starts_with(&start) && line.contains(rest)).count()
+        };
+        let granted = |bucket, tokens: u32| {
+            let rest = format!("waited=\"false\"}} {tokens}");
+            lines("tollgate_tokens_granted_total", bucket, &rest) == 1
+        };
+        install(1, "a: {}, b: {}, c: {}");
+        ["a", "b", "c"].into_iter().for_each(count);
+        install(2, "b: { prefetch: 5, enforce: false }, a: { size: 7 }");
+        ["a", "b"].into_iter().for_each(count);
+        assert!(granted("a", 2) && granted("b", 2), "{}", metrics.render());
+        assert!(!metrics.render().contains("bucket=\"c\""), "{}", metrics.render());
+        let optional = ["tollgate_prefetch_tokens_total", "tollgate_shadowed_decisions_total"];
+        let of = |bucket| optional.map(|metric| lines(metric, bucket, "") > 0);
+        assert_eq!((of("a"), of("b")), ([false; 2], [true; 2]), "{}", metrics.render());
+        // What has gone begins anew.
+        install(3, "a: {}, b: {}, c: {}");
+        ["a", "b", "c"].into_iter().for_each(count);
+        assert!(granted("a", 3) && granted("b", 3) && granted("c", 1), "{}", metrics.render());
     }
 
     #[test]

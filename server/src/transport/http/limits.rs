@@ -9,7 +9,8 @@ use axum::extract::{ConnectInfo, Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use http_body_util::BodyExt as _;
-use serde_json::{Value, json};
+use serde_json::json;
+use tokio::task::spawn_blocking;
 
 use super::changes::Change;
 use super::connection_context::ConnectionContext;
@@ -143,7 +144,8 @@ pub(super) async fn put<B: Looks, L: LeaseStore + Administration>(
     let (head, body) = request.into_parts();
     let text = document(body).await?;
     if query.dry_run {
-        return Ok(answer(&state.documents.check(text).await.map_err(refusal)?));
+        let checked = state.documents.check(text).await.map_err(refusal)?;
+        return Ok(answer(checked).await);
     }
     state.documents.check_owner().map_err(refusal)?;
     let replaces = replaced_version(&head.headers)?.ok_or_else(|| {
@@ -197,20 +199,13 @@ async fn made(
         let differences = differences.len();
         format!("the limits have version {version}: {differences} values differ")
     };
-    change.make(replace, refusal, what).await.map(|checked| answer(&checked))
+    Ok(answer(change.make(replace, refusal, what).await?).await)
 }
 
-fn answer(checked: &Checked) -> Response {
-    ([(header::ETAG, etag(checked.version))], Json(checked_json(checked))).into_response()
-}
-
-fn checked_json(checked: &Checked) -> Value {
-    json!({
-        "version": checked.version,
-        "same_text": checked.is_same_text,
-        "differences": checked.differences,
-        "notices": checked.notices,
-    })
+/// The differences may have megabytes.
+async fn answer(checked: Checked) -> Response {
+    let write = move || ([(header::ETAG, etag(checked.version))], Json(&checked)).into_response();
+    spawn_blocking(write).await.unwrap_or_else(|_| super::stopping())
 }
 
 fn refusal(error: DocumentError) -> Response {
