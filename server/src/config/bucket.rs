@@ -27,7 +27,8 @@ impl Bucket {
 
     /// Whether the two are the same, wherever they stand.
     pub(super) fn is_defined_as(&self, other: &Self) -> bool {
-        (&self.limit, self.enforce) == (&other.limit, other.enforce)
+        let Self { index: _, terms: _, ban: _, limit, enforce } = self;
+        (limit, *enforce) == (&other.limit, other.enforce)
     }
 
     /// The template of a namespace that bounds its dynamic buckets. What was asked for of a bucket has its place then,

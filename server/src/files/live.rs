@@ -17,8 +17,9 @@ use crate::metrics::LoadMetrics;
 /// How often files are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often it is checked whether a replaced value is still used.
+/// How often it is checked whether a replaced value is still used, and how many times.
 const FREE_INTERVAL: Duration = Duration::from_millis(50);
+const FREE_CHECKS: usize = 100;
 
 /// The files of a [`Live`] value: how they are read, and what is reported about them.
 pub trait Source: Send + Sync + 'static {
@@ -199,11 +200,15 @@ impl<S: Source> Live<S> {
 }
 
 /// Frees a value that has been replaced, once nobody uses it, on a thread of its own: that takes long for
-/// a large value, and its last user is often a thread that serves requests.
+/// a large value, and its last user is often a thread that serves requests. One that is used for long is
+/// left to its last user.
 fn free_once_unused<V: Send + Sync + 'static>(value: Arc<V>) {
     #[expect(clippy::disallowed_methods, reason = "the thread has no runtime")]
     let free = move || {
-        while Arc::strong_count(&value) > 1 {
+        for _ in 0..FREE_CHECKS {
+            if Arc::strong_count(&value) == 1 {
+                break;
+            }
             thread::sleep(FREE_INTERVAL);
         }
     };

@@ -125,10 +125,14 @@ impl Source for LimitsSource {
     }
 
     fn prepare(&self, content: Content, previous: Option<&Snapshot>) -> Snapshot {
-        let snapshot = Snapshot::new(content, previous, &self.metrics);
-        // Only if there is something to forget: this looks at all series.
-        if previous.is_some_and(|previous| !snapshot.defined.includes(&previous.defined)) {
-            self.metrics.forget_all_but(&snapshot.defined);
+        let mut snapshot = Snapshot::new(content, previous, &self.metrics);
+        if let Some(previous) = previous {
+            snapshot.lacks_some = !snapshot.defined.includes(&previous.defined);
+            // Only if there is something to forget, as this looks at all series; and once more at the next
+            // change, as requests under the earlier limits may have registered some meanwhile.
+            if snapshot.lacks_some || previous.lacks_some {
+                self.metrics.forget_all_but(&snapshot.defined);
+            }
         }
         snapshot
     }

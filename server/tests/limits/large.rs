@@ -48,7 +48,7 @@ fn a_change_of_a_hundred_thousand_buckets() {
     load.run_for(Duration::from_millis(500));
     let (samples, stalls) = (load.finish(), stalls.stalls());
     let of_the_node = samples.iter().filter(|sample| !stalls.overlap(sample.sent, sample.answered));
-    let slowest = of_the_node.map(Sample::latency).max().unwrap();
+    let slowest = of_the_node.map(Sample::latency).max().unwrap_or_default();
     println!(
         "all buckets new: {first:.1?}; one changed: {changes:.1?}; decisions: up to {slowest:.1?}; \
          stalls of the machine: up to {:.1?}",
@@ -57,9 +57,13 @@ fn a_change_of_a_hundred_thousand_buckets() {
     let bad = |sample: &&Sample| sample.granted() != 1 || sample.degraded();
     assert_eq!(samples.iter().filter(bad).count(), 0, "of {}", samples.len());
     if runs_alone() {
-        // About 0.6 s where nothing else runs; 1.7 s if metrics are registered for each bucket. The
-        // bounds are for a slow machine. The fastest, as other load only makes them slower.
-        assert!(changes.iter().min().unwrap() < &Duration::from_millis(1500), "{changes:?}");
+        // About 0.6 s and 1.5 s where nothing else runs; 1.7 s and more if metrics are registered for each
+        // bucket. The fastest, as other load only makes them slower.
+        let change = *changes.iter().min().unwrap();
+        assert!(
+            change < first * 11 / 20 && change < Duration::from_secs(3),
+            "{changes:?} {first:?}"
+        );
         assert!(first < Duration::from_secs(7), "{first:?}");
         assert!(slowest <= Duration::from_millis(100), "{slowest:?}");
     }

@@ -71,6 +71,8 @@ pub struct Snapshot {
     pub(super) layouts: Vec<(Layout, Arc<TimeWindow>)>,
     /// The buckets, templates, throttles and holds that have metrics under these limits.
     pub(super) defined: Defined,
+    /// Whether the limits before defined something that these don't.
+    pub(super) lacks_some: bool,
 }
 
 impl Snapshot {
@@ -121,6 +123,7 @@ impl Snapshot {
                 previous.map(|old| (&*old.limits.holds, &*old.session_counts)),
             ),
             defined: defined(&definitions, &limits),
+            lacks_some: false,
             notices,
             text,
             json: OnceLock::new(),

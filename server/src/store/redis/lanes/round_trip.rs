@@ -98,6 +98,18 @@ fn declared(mode: SendMode, is_cluster: bool) -> Declared {
     }
 }
 
+/// A call for the parts of jobs, all of one mode.
+fn call_of_parts(jobs: &[PartJob], is_cluster: bool) -> Cmd {
+    let mode = jobs[0].mode;
+    parts::call(jobs, |part| match declared(mode, is_cluster) {
+        Declared::None => 0,
+        // A server that is getting the slot answers a call that declares two keys only once it has both. The keys
+        // of holds exist both, or neither.
+        Declared::All if mode == SendMode::Asking && part.script == Scripted::Holds => 1,
+        Declared::All => part.keys.len(),
+    })
+}
+
 impl Call {
     /// A call for at least one job, all of one mode.
     fn buckets(jobs: Vec<BucketJob>, is_cluster: bool) -> Self {
@@ -107,7 +119,7 @@ impl Call {
 
     /// A call for at least one job, all of one script and mode.
     fn parts(jobs: Vec<PartJob>, is_cluster: bool) -> Self {
-        Self::Parts { cmd: parts::call(&jobs, jobs[0].mode, is_cluster), jobs }
+        Self::Parts { cmd: call_of_parts(&jobs, is_cluster), jobs }
     }
 
     /// Leaves out the jobs that nobody waits for, before the call is made again. Returns whether there
@@ -122,7 +134,7 @@ impl Call {
             }
             Self::Parts { cmd, jobs } => {
                 if retain(jobs, now) {
-                    *cmd = parts::call(jobs, jobs[0].mode, is_cluster);
+                    *cmd = call_of_parts(jobs, is_cluster);
                 }
                 !jobs.is_empty()
             }

@@ -5,7 +5,6 @@ use redis::{Cmd, Value};
 use smallvec::SmallVec;
 
 use super::script::Scripted;
-use crate::store::redis::lanes::job::SendMode;
 use crate::store::redis::owner::Owner;
 
 /// The most parts of a call. More would make a part little cheaper, and whoever else uses the server
@@ -26,29 +25,15 @@ pub(crate) struct Part {
     pub(crate) is_long: bool,
 }
 
-impl Part {
-    /// How many keys a call declares.
-    fn declared(&self, mode: SendMode, is_cluster: bool) -> usize {
-        match mode {
-            // Those of several parts may be in several slots.
-            SendMode::Together if is_cluster => 0,
-            // A server that is getting the slot answers a call that declares two keys only once it has both.
-            // The keys of holds exist both, or neither.
-            SendMode::Asking if self.script == Scripted::Holds => 1,
-            SendMode::Together | SendMode::Alone | SendMode::Asking => self.keys.len(),
-        }
-    }
-}
-
-/// A call for at least one part, all of one script. `parts` are several only if the mode is
-/// [`SendMode::Together`].
-pub(crate) fn call<P: AsRef<Part>>(parts: &[P], mode: SendMode, is_cluster: bool) -> Cmd {
+/// A call for at least one part, all of one script, that declares the first keys of each: all, or none if there are
+/// several parts.
+pub(crate) fn call<P: AsRef<Part>>(parts: &[P], declared_keys: impl Fn(&Part) -> usize) -> Cmd {
     let script = parts[0].as_ref().script;
     let (mut declared, mut undeclared) = (Vec::new(), Vec::new());
     let mut counts = Vec::with_capacity(parts.len());
     for part in parts.iter().map(AsRef::as_ref) {
         counts.push(part.keys.len() as u8);
-        let (first, rest) = part.keys.split_at(part.declared(mode, is_cluster));
+        let (first, rest) = part.keys.split_at(declared_keys(part));
         declared.extend(first);
         undeclared.extend(rest);
     }
