@@ -223,6 +223,13 @@ local function write_hold(session, name, copies, members)
   call('ZADD', index, -session.number, name)
 end
 
+-- Whether there would be too many holds, with one of so many bytes more in a session that may be new.
+local function is_too_many(max_holds, known_only, session, more)
+  return (max_holds >= 0 and count >= max_holds)
+    or (session and session.bytes or 0) + more > MAX_SESSION_BYTES
+    or (known_only == 1 and not session)
+end
+
 -- The room that a limit leaves.
 local function room(limit, held) return max((limit < 0 and MAX_HELD or limit) - held, 0) end
 -- The reply to a request for copies.
@@ -289,9 +296,7 @@ local function run(corrupt, keys, key, args, arg, server_time)
     if allowed < least then allowed = 0 end
     local granted = enforced == 1 and allowed or most
     local more = HOLD_BYTES + #hold + #members
-    local too_many = (max_holds >= 0 and count >= max_holds)
-      or (session and session.bytes or 0) + more > MAX_SESSION_BYTES
-      or (known_only == 1 and not session)
+    local too_many = is_too_many(max_holds, known_only, session, more)
     if too_many or granted < least then
       if session then renew(session, ttl, 0) end
       return reserved(fields, too_many and 3 or 2, 0, allowed)
@@ -378,11 +383,8 @@ local function run(corrupt, keys, key, args, arg, server_time)
   local had, members = unpacked('<I7', value), string.sub(value, 8)
   local moved = min(copies, had)
   local is_part, more = moved < had, HOLD_BYTES + #hold + #members
-  if (is_part and max_holds >= 0 and count >= max_holds)
-    or (other and other.bytes or 0) + more > MAX_SESSION_BYTES
-    or (known_only == 1 and not other) then
-    return answer(1, 0, 0, 0)
-  end
+  -- A hold that moves as a whole is no further one.
+  if is_too_many(is_part and max_holds or -1, known_only, other, more) then return answer(1, 0, 0, 0) end
   if not other then
     other = begin(last_arg)
     other_name = find_hold(other)

@@ -8,6 +8,7 @@
 //! while nodes join and leave.
 
 use std::hash::BuildHasher;
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -433,6 +434,14 @@ impl<S: Store> Store for PrefetchStore<S> {
             None => decided.next().unwrap_or_else(missing),
         };
         outcomes.into_iter().map(merge).collect()
+    }
+
+    async fn decide_one(&self, request: &BucketRequest<'_>) -> Result<Outcome, StoreError> {
+        if request.prefetch.is_none() {
+            return self.store.decide_one(request).await;
+        }
+        let outcome = self.decide(slice::from_ref(request)).await.pop();
+        outcome.unwrap_or(Err(StoreError::Unreachable))
     }
 
     fn full_us(&self, request: &BucketRequest<'_>) -> f64 {

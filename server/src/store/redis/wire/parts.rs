@@ -25,8 +25,8 @@ pub(crate) struct Part {
     pub(crate) is_long: bool,
 }
 
-/// A call for at least one part, all of one script, that declares the first keys of each: all, or none if there are
-/// several parts.
+/// A call for at least one part, all of one script. It declares so many of the first keys of each: of several
+/// parts all keys, or none.
 pub(crate) fn call<P: AsRef<Part>>(parts: &[P], declared_keys: impl Fn(&Part) -> usize) -> Cmd {
     let script = parts[0].as_ref().script;
     let (mut declared, mut undeclared) = (Vec::new(), Vec::new());
