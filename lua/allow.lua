@@ -125,59 +125,6 @@ local function since_zero(accrued)
   return since, part
 end
 
--- The counts of a window's state at a time: the time of the request, which is not before the state's; the start
--- of its window; the time that the state is to have; the tokens of the window, and of the one before; whether
--- the state is of this window; the time that the state has.
-local function window_counts(value, now, length)
-  local moment, start = now, now - now % length
-  if not value then return moment, start, start, 0, 0 end
-  local at, current, previous = struct.unpack('<I6I4I4', value)
-  local since = (now - at) % 281474976710656
-  if since >= 140737488355328 then since = since - 281474976710656 end
-  at = now - since
-  -- The clock may have stepped back, by an hour at most.
-  if at > now + 3600000000 then return moment, start, start, 0, 0, false, at end
-  if at > now then
-    moment = at
-    start = at - at % length
-  end
-  if at >= start then return moment, start, at, current, previous, true, at end
-  if at >= start - length then return moment, start, start, 0, current, false, at end
-  return moment, start, start, 0, 0, false, at
-end
-
--- What was asked for in the window of a ban: when it began, the tokens, and whether they are in the state.
-local function asked_before(value, now, length, lasting, cap)
-  if not value then return now, 0, false end
-  local at, tokens = struct.unpack('<I6I4', value)
-  local since = (now - at) % 281474976710656
-  if since >= 140737488355328 then since = since - 281474976710656 end
-  -- The clock may have stepped back, by an hour at most.
-  at = now - since
-  if since >= -3600000000 and since < (tokens > cap and lasting or length) then return at, tokens, true, at end
-  return now, 0, false, at
-end
-
--- How many µs from `now` until a window has room for `cost` tokens that it has no room for at `moment`; -1:
--- never.
-local function room_after(now, moment, start, length, sliding, limit, cost, current, previous)
-  if cost > limit then return -1 end
-  local stop, first = start + length, moment
-  if not sliding then return stop - now end
-  if current + cost > limit then
-    -- In the next window, the current count is that of the window before.
-    start, stop, first, current, previous = stop, stop + length, stop, 0, current
-  end
-  local room = limit - cost - current
-  if math.floor(previous * (stop - first) / length) <= room then return first - now end
-  -- The share of the window before falls evenly. Rounding may put it a little off.
-  local at = start + math.floor(length * (1 - (room + 1) / previous))
-  at = math.min(math.max(at, first), stop)
-  while at < stop and math.floor(previous * (stop - at) / length) > room do at = at + 1 end
-  while at > first and math.floor(previous * (stop - at + 1) / length) <= room do at = at - 1 end
-  return at - now
-end
-
 -- The name of a bucket in its namespace's register, by their keys.
 local function name_in(register, key) return string.sub(key, #register + 1, -2) end
 
@@ -218,6 +165,8 @@ local cap, max_debt, mark, idle, grid, life, flags, register, bound
 local rewrite, enroll, lowest, now_to_full, expiry_step, expires_ms
 -- Of a window: its length, else nil; whether it slides; and if what is granted is logged: lua/log.lua.
 local length, sliding, log
+-- The functions of lua/window.lua, if there is a window that is no log.
+local windows
 -- Of a ban: how long from the start of its window it lasts, else nil.
 local lasting
 local state_bytes
@@ -246,6 +195,7 @@ while at <= #groups do
     lasting = flags >= 32 and mark or nil
     length = flags >= 4 and (lasting and life or sliding and grid / 2 or grid) or nil
     log = flags % 32 >= 16 and (log or new_log()) or nil
+    if length and not log then windows = windows or new_windows() end
     state_bytes = length and WINDOW_BYTES or STATE_BYTES
     lowest, now_to_full, expiry_step = -max_debt - 1, now + life, nil
     -- From 29 bits to where they are in a state.
@@ -327,13 +277,13 @@ while at <= #groups do
         balance = math.max(cap - log:hits(logged, length, moment), 0)
         since, part = balance, 0
       elseif lasting then
-        state_at, current, is_of_this_window, own_at = asked_before(value, now, length, lasting, cap)
+        state_at, current, is_of_this_window, own_at = windows.asked_before(value, now, length, lasting, cap)
         start, previous = state_at, 0
         balance = cap - current
         since, part = balance, 0
       elseif length then
         moment, start, state_at, current, previous, is_of_this_window, own_at =
-          window_counts(value, now, length)
+          windows.counts(value, now, length)
         local used = current
         if sliding then used = used + math.floor(previous * (start + length - moment) / length) end
         balance = cap - used
@@ -448,7 +398,7 @@ while at <= #groups do
           retry = -1
         elseif granted < asked then
           retry = lasting and start + lasting - now
-            or room_after(now, moment, start, length, sliding, most, cost, current, previous)
+            or windows.room_after(now, moment, start, length, sliding, most, cost, current, previous)
         end
         if counted > 0 and cost ~= 0 then
           state = pack(WINDOW, state_at % TIME_MODULUS, current, previous)

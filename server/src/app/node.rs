@@ -43,6 +43,9 @@ use crate::transport::parent::ParentClient;
 use crate::transport::port_security::PortSecurity;
 use crate::transport::{UseCases, grpc, http};
 
+/// Interval of the updates of what a node says of itself.
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+
 /// Opens a bucket store and a lease store with connections on the current runtime.
 type OpenStores<B, L> = Arc<dyn Fn() -> (B, L) + Send + Sync>;
 
@@ -98,22 +101,41 @@ pub(super) async fn run<
         renewal,
         reload,
     };
-    let (info, state) = node.info(store, health);
+    let (info, state) = node.info(store, health.clone());
+    let reports = report(info.clone(), Arc::clone(&node.service_state), health.clone());
+    let (nodes, render_nodes) = http::nodes_page(info.clone(), lease_service.clone());
     let (status, render_status) = http::status_pages(info, state, lease_service);
     let reporter = HealthReporter::new();
     let health = HealthPublisher::new(reporter.clone(), node.readiness.clone());
-    let threads = node.start_threads(listeners, status, &reporter)?;
-    let background = run_background(maintain, background.run(), render_status);
+    let threads = node.start_threads(listeners, status, nodes, &reporter)?;
+    let background = async { tokio::join!(background.run(), reports).0 };
+    let render = async {
+        tokio::join!(render_status, render_nodes);
+    };
+    let background = run_background(maintain, background, render);
     node.serve(threads, health, background, shutdown).await
+}
+
+/// Keeps what this node says of itself in its heartbeats up to date.
+async fn report(
+    info: http::NodeInfo,
+    state: Arc<ServiceState>,
+    health: Option<Arc<Health>>,
+) -> Infallible {
+    let Some(health) = health else { return std::future::pending().await };
+    loop {
+        health.members().set_report(http::report(&info, &state).to_string());
+        tokio::time::sleep(REPORT_INTERVAL).await;
+    }
 }
 
 /// Does all background work. Completes with the error of `maintain`.
 async fn run_background(
     maintain: impl Future<Output = Error>,
     background: impl Future<Output = Infallible>,
-    render_status: impl Future<Output = ()>,
+    render: impl Future<Output = ()>,
 ) -> Error {
-    let rest = async { tokio::join!(background, render_status) };
+    let rest = async { tokio::join!(background, render) };
     tokio::select! {
         error = maintain => error,
         (never, ()) = rest => match never {},
@@ -167,7 +189,7 @@ impl<B: Looks + PermitStore, L: LeaseStore + ThrottleStore + HoldStore + Adminis
         store: String,
         health: Option<Arc<Health>>,
     ) -> (http::NodeInfo, Box<http::StoreState>) {
-        let store_health = health.clone();
+        let (store_health, readiness) = (health.clone(), self.readiness.clone());
         let info = http::NodeInfo {
             id: self.settings.node_id(),
             started: Instant::now(),
@@ -178,6 +200,7 @@ impl<B: Looks + PermitStore, L: LeaseStore + ThrottleStore + HoldStore + Adminis
             store,
             parents: self.settings.parents.clone(),
             down: Arc::new(move || store_health.as_ref().and_then(|health| health.down())),
+            ready: Arc::new(move || readiness.check()),
             security: self.security.clone(),
         };
         // Without Redis, the store always decides, and there is one node.
@@ -191,10 +214,11 @@ impl<B: Looks + PermitStore, L: LeaseStore + ThrottleStore + HoldStore + Adminis
         &self,
         listeners: Listeners,
         status: http::StatusHandle,
+        nodes: http::NodesHandle,
         reporter: &HealthReporter,
     ) -> Result<Threads, Error> {
         let mut workers = Workers::default();
-        let http = self.start_http(&mut workers, status)?;
+        let http = self.start_http(&mut workers, status, nodes)?;
         let grpc = self.start_grpc(&mut workers, reporter)?;
         let (stop, stopped) = watch::channel(false);
         let accept = AcceptThread::start(listeners, grpc, http, stopped)?;
@@ -210,6 +234,7 @@ impl<B: Looks + PermitStore, L: LeaseStore + ThrottleStore + HoldStore + Adminis
         &self,
         workers: &mut Workers,
         status: http::StatusHandle,
+        nodes: http::NodesHandle,
     ) -> Result<PortWorkers, Error> {
         let Addresses { http: address, advertise, .. } = &self.addresses;
         let ThreadLimits { requests, timeouts, budget } = self.node_limits.for_thread("http");
@@ -228,7 +253,7 @@ impl<B: Looks + PermitStore, L: LeaseStore + ThrottleStore + HoldStore + Adminis
             let latency = metrics.rpc_duration("http");
             let (metrics, render_metrics) = http::metrics_page(metrics);
             tokio::spawn(render_metrics);
-            let pages = http::Pages { metrics, status };
+            let pages = http::Pages { metrics, status, nodes };
             let draining = Arc::clone(readiness.draining());
             let ready = Box::new(move || readiness.check());
             let router = http::router(services, pages, latency, ready, admission);

@@ -11,7 +11,7 @@ use super::{Error, Prepared};
 use crate::metrics::StoreMetrics;
 use crate::service::Fallback;
 use crate::service::limits::follow::Follower;
-use crate::service::status::NodeView;
+use crate::service::status::NodeName;
 use crate::settings::{Settings, StoreUrl};
 use crate::store::StoreError;
 use crate::store::clock::Clock;
@@ -59,7 +59,7 @@ pub(super) async fn run_on_redis(
     let health = Arc::new(health(url, &prepared));
     let connector =
         Connector::new(servers(url, settings)?, settings.store_timeout, Arc::clone(&health));
-    let id = NodeView::of_this_build(settings.node_id()).registered();
+    let id = NodeName::of_this_build(settings.node_id()).registered();
     let prefetched = Arc::new(PrefetchedTokens::new(Arc::clone(health.members())));
     let opener = connector.clone();
     let open = Arc::new(move || {

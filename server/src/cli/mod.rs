@@ -26,6 +26,7 @@ mod node;
 mod request;
 mod serve;
 mod settle;
+mod status;
 mod text;
 mod throttle;
 mod tls_diagnosis;
@@ -93,6 +94,8 @@ enum Command {
     KillSwitch(kill_switch::Args),
     /// Ask a node for leases on shared capacity, and show their holders
     Capacity(capacity::Args),
+    /// Show the nodes of the cluster, and what is wrong with them
+    Status(status::Args),
     /// Ask whether a node is ready; exit 0 when it is
     Health(health::Args),
     /// Make a token for a caller, and its hash for the access file
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
         Command::Limits(args) => limits::run(&args),
         Command::KillSwitch(args) => kill_switch::run(&args),
         Command::Capacity(args) => capacity::run(args),
+        Command::Status(args) => status::run(&args),
         Command::Health(args) => health::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Completions { shell } => {

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::limits::{self, Snapshot};
+use super::traffic::ThreadTraffic;
 use super::{Error, Fallback, ServiceState};
 use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, BucketKind, Terms};
@@ -164,12 +165,13 @@ impl<'a> Answer<'a> {
 pub struct AllowService<S> {
     store: S,
     state: Arc<ServiceState>,
+    traffic: Arc<ThreadTraffic>,
 }
 
 impl<S: Store> AllowService<S> {
     /// Creates the service of one worker thread. Each worker has its own `store`.
     pub fn new(store: S, state: Arc<ServiceState>) -> Self {
-        Self { store, state }
+        Self { traffic: state.traffic.of_thread(), store, state }
     }
 
     /// Answers a request of an unnamed caller; see [`allow_for`](Self::allow_for).
@@ -200,6 +202,7 @@ impl<S: Store> AllowService<S> {
             if !self.state.enforces(snapshot.limits.enforces_namespace(query.namespace)) {
                 self.lift(&mut answer, tokens, meter, ("", ""));
             }
+            self.traffic.count(answer.status != Status::Ok);
             return Ok(answer);
         };
         let mut answer = if found.takes_too_many(tokens) {
@@ -256,6 +259,7 @@ impl<S: Store> AllowService<S> {
             let name = limits::definition_name(found, namespace);
             self.lift(answer, tokens, meter, name);
         }
+        self.traffic.count(answer.status != Status::Ok);
     }
 
     /// Makes it the answer under a limit that is not enforced, and counts that. `name`: that of the

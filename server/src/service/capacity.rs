@@ -8,6 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::limits::Snapshot;
+use super::traffic::ThreadTraffic;
 use super::{Error, ServiceState, fair_queue};
 pub use crate::domain::lease::NO_BOUND;
 use crate::domain::lease::{Claim, Grant, Holder, Presence};
@@ -102,12 +103,13 @@ impl LeaseCaller {
 pub struct CapacityService<S> {
     store: S,
     state: Arc<ServiceState>,
+    traffic: Arc<ThreadTraffic>,
 }
 
 impl<S> CapacityService<S> {
     /// Creates the service of one worker thread. Each worker has its own `store`.
     pub fn new(store: S, state: Arc<ServiceState>) -> Self {
-        Self { store, state }
+        Self { traffic: state.traffic.of_thread(), store, state }
     }
 
     /// The store.
@@ -156,6 +158,7 @@ impl<S: LeaseStore> CapacityService<S> {
                 fair_queue::wait_turn().await;
             }
             self.get_page(caller, holder, requests, leases, &snapshot, now).await?;
+            self.traffic.count_granted(requests.len());
         }
         Ok(leases)
     }

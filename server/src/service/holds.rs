@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use super::bounds::NameCount;
 use super::capacity::check_id;
 use super::throttle::check_copies;
+use super::traffic::ThreadTraffic;
 use super::{Error, ServiceState};
 use crate::config::model::{FailurePolicy, HoldTemplate, MAX_HOLDS};
 use crate::domain::holds::{
@@ -165,12 +166,13 @@ pub struct RenewAnswer {
 pub struct HoldService<S> {
     store: S,
     state: Arc<ServiceState>,
+    traffic: Arc<ThreadTraffic>,
 }
 
 impl<S> HoldService<S> {
     /// Creates the service of one worker thread. Each worker has its own `store`.
     pub fn new(store: S, state: Arc<ServiceState>) -> Self {
-        Self { store, state }
+        Self { traffic: state.traffic.of_thread(), store, state }
     }
 }
 
@@ -224,6 +226,7 @@ impl<S: HoldStore> HoldService<S> {
             resource.meter.add_copies(decided.allowed);
         }
         let answer = answer(decided, &new, &hold_limits, degraded);
+        self.traffic.count(answer.granted == 0);
         if answer.shadow {
             resource.meter.count_shadowed(outcome);
         } else if outcome == ReserveOutcome::TooManyHolds

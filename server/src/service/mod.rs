@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics::Counter;
 
@@ -29,10 +29,14 @@ pub mod limits;
 pub mod parent;
 pub mod status;
 pub mod throttle;
+mod traffic;
 
 use bounds::{CallerLeases, NameCount, ResourceCount};
 use kill_switch::KillSwitch;
 use limits::LiveLimits;
+use traffic::Traffic;
+
+pub use traffic::Rates;
 
 /// Why a request gets no decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -131,6 +135,7 @@ pub struct ServiceState {
     caller_leases: CallerLeases,
     /// Limits log lines about what is refused because of `max_resources`, `max_domains` or `max_holds`.
     refusals: LogThrottle,
+    traffic: Traffic,
 }
 
 impl ServiceState {
@@ -160,6 +165,7 @@ impl ServiceState {
             unheld_sessions: NameCount::default(),
             caller_leases: CallerLeases::default(),
             refusals: LogThrottle::default(),
+            traffic: Traffic::new(Instant::now()),
         }
     }
 
@@ -171,6 +177,11 @@ impl ServiceState {
     /// The kill switch.
     pub fn kill_switch(&self) -> &KillSwitch {
         &self.kill_switch
+    }
+
+    /// How much this node is asked: since the last call, at least a second.
+    pub fn rates(&self) -> Rates {
+        self.traffic.rates(Instant::now())
     }
 
     /// Whether a limit is enforced that the document enforces or not.

@@ -1,5 +1,6 @@
 //! Read-only views of resources, leases and nodes, for operators and for gauges.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Error;
@@ -10,6 +11,7 @@ use crate::domain::lease::{Totals, learning_until};
 use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::time::Micros;
 use crate::metrics::ResourceGauges;
+use crate::store::members::Member;
 use crate::store::{Cursor, LeaseStore, LeaseView, Listing, StoreError};
 
 /// [`CapacityService::gauge`] pauses after a page of at least this many resources.
@@ -21,16 +23,29 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The maximum number of nodes listed.
 const MAX_NODES: usize = 1000;
 
-/// A node of the cluster.
+/// The name of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeView {
+pub struct NodeName {
     /// The node's id.
     pub id: String,
     /// The version of tollgate it runs; `None` for old versions, which don't report it.
     pub version: Option<String>,
 }
 
-impl NodeView {
+/// A node of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView {
+    /// Its name.
+    pub name: NodeName,
+    /// The time since its last heartbeat.
+    pub silent: Duration,
+    /// Whether it counts as alive.
+    pub is_live: bool,
+    /// What it last said of itself, in JSON; empty: nothing.
+    pub report: String,
+}
+
+impl NodeName {
     /// The node `id`, running this build's version.
     pub fn of_this_build(id: String) -> Self {
         Self { id, version: Some(env!("CARGO_PKG_VERSION").to_owned()) }
@@ -101,11 +116,20 @@ impl<S: LeaseStore> CapacityService<S> {
         Ok(found.map(|(totals, leases)| (self.view(resource.to_owned(), &totals), leases)))
     }
 
-    /// The nodes registered in the store, sorted by name. Empty with the embedded store, where
-    /// nodes don't register.
+    /// The nodes that have registered in the store, sorted by id; those that died less than an hour ago,
+    /// too. Empty with the embedded store, where nodes don't register.
     pub async fn nodes(&self) -> Result<Vec<NodeView>, Error> {
-        let names = self.store().nodes(MAX_NODES).await.map_err(unavailable)?;
-        Ok(names.iter().map(|name| NodeView::parse(name)).collect())
+        let members = self.store().members(MAX_NODES).await.map_err(unavailable)?;
+        let mut nodes = BTreeMap::<String, NodeView>::new();
+        for Member { name, silent, is_live, report } in members {
+            let name = NodeName::parse(&name);
+            // One that has started again with another version has two names.
+            let known = nodes.get(&name.id);
+            if known.is_none_or(|known| silent < known.silent) {
+                nodes.insert(name.id.clone(), NodeView { name, silent, is_live, report });
+            }
+        }
+        Ok(nodes.into_values().collect())
     }
 
     /// When the store's state began, in seconds since the epoch; `None` if unknown.
@@ -236,9 +260,9 @@ mod tests {
 
     #[test]
     fn registered_name_includes_the_version() {
-        let node = NodeView::of_this_build("my node".to_owned());
-        assert_eq!(NodeView::parse(&node.registered()), node);
-        let older = NodeView { id: "node1".to_owned(), version: None };
-        assert_eq!((older.registered().as_str(), NodeView::parse("node1")), ("node1", older));
+        let node = NodeName::of_this_build("my node".to_owned());
+        assert_eq!(NodeName::parse(&node.registered()), node);
+        let older = NodeName { id: "node1".to_owned(), version: None };
+        assert_eq!((older.registered().as_str(), NodeName::parse("node1")), ("node1", older));
     }
 }

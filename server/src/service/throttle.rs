@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::capacity::check_id;
 use super::limits::Snapshot;
+use super::traffic::ThreadTraffic;
 use super::{Error, ServiceState};
 use crate::config::model::{FailurePolicy, Throttle};
 use crate::domain::names::CallerId;
@@ -54,12 +55,13 @@ pub struct HitAnswer {
 pub struct ThrottleService<S> {
     store: S,
     state: Arc<ServiceState>,
+    traffic: Arc<ThreadTraffic>,
 }
 
 impl<S> ThrottleService<S> {
     /// Creates the service of one worker thread. Each worker has its own `store`.
     pub fn new(store: S, state: Arc<ServiceState>) -> Self {
-        Self { store, state }
+        Self { traffic: state.traffic.of_thread(), store, state }
     }
 }
 
@@ -119,6 +121,7 @@ impl<S: ThrottleStore> ThrottleService<S> {
             meter.count_shadowed(outcome);
             answer.lift(copies);
         }
+        self.traffic.count(answer.decision.granted == 0);
         if is_one_too_many
             && !answer.shadow
             && let Some(held_back) = self.state.refusals.pass()

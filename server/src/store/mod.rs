@@ -18,6 +18,7 @@ use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
 use crate::domain::window::WindowKind;
 use crate::metrics::PrefetchMetrics;
+use members::Member;
 use time_window::TimeWindow;
 
 pub mod clock;
@@ -440,9 +441,9 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// When the store's state began; `None` if unknown.
     fn born(&self) -> impl Future<Output = Result<Option<Micros>, StoreError>> + Send;
 
-    /// The names under which nodes have registered, sorted; up to `max` from each server. Empty for
-    /// stores with which nodes don't register.
-    fn nodes(&self, max: usize) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
+    /// The nodes that have registered, sorted by name; up to `max` from each server, those with the
+    /// latest heartbeats. Empty for stores with which nodes don't register.
+    fn members(&self, max: usize) -> impl Future<Output = Result<Vec<Member>, StoreError>> + Send;
 
     /// Makes `node` the renewer of leases from the parent for `time`, unless another node is.
     /// Returns whether `node` is the renewer.

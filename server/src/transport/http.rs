@@ -20,7 +20,7 @@ use super::UseCases;
 use super::overload::RETRY_S;
 use super::page_renderer::{PageHandle, page_channel};
 use super::rate_limit::HeaderPrefix;
-pub use super::status::{NodeInfo, QUERY_ESCAPES, StoreState, status_pages};
+pub use super::status::{NodeInfo, QUERY_ESCAPES, StoreState, nodes_page, report, status_pages};
 use super::status::{StatusPages, resource as resource_view};
 use super::{access_codes, http_status};
 use crate::access::{Caller, Refusal};
@@ -101,6 +101,9 @@ pub type Readiness = dyn Fn() -> Result<(), &'static str> + Send + Sync;
 /// Asks for the status pages.
 pub type StatusHandle = PageHandle<Arc<StatusPages>>;
 
+/// Asks for the list of the nodes.
+pub type NodesHandle = PageHandle<Bytes>;
+
 /// The pages that are rendered outside of the request handlers and shared by concurrent requests.
 #[derive(Clone)]
 pub struct Pages {
@@ -108,6 +111,8 @@ pub struct Pages {
     pub metrics: PageHandle<Bytes>,
     /// The node's status, as HTML and JSON.
     pub status: StatusHandle,
+    /// The nodes of the cluster, as JSON.
+    pub nodes: NodesHandle,
 }
 
 /// The metrics page, and the future that renders it for as long as it is polled.
@@ -182,6 +187,7 @@ pub fn router<
                 .put(kill_switch::turn_on::<B, L>)
                 .delete(kill_switch::turn_off::<B, L>),
         )
+        .route("/v1/nodes", get(nodes::<B, L>))
         .route("/metrics", get(metrics_text::<B, L>))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<B, L>))
@@ -271,6 +277,15 @@ async fn status_json<B: Store, L: LeaseStore>(
     caller.may_see_all().map_err(access_denied)?;
     let pages = state.pages.status.ask().await.ok_or_else(stopping)?;
     Ok(([(header::CONTENT_TYPE, "application/json")], pages.json.clone()))
+}
+
+async fn nodes<B: Store, L: LeaseStore>(
+    State(state): State<Arc<ApiState<B, L>>>,
+    caller: Caller,
+) -> Result<impl IntoResponse, Response> {
+    caller.may_see_all().map_err(access_denied)?;
+    let page = state.pages.nodes.ask().await.ok_or_else(stopping)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], page))
 }
 
 async fn status_page<B: Store, L: LeaseStore>(

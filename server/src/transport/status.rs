@@ -15,10 +15,13 @@ use crate::files::ReloadFailure;
 use crate::service::Error;
 use crate::service::capacity::CapacityService;
 use crate::service::kill_switch::SwitchedOn;
-use crate::service::status::{NodeView, ResourceView};
+use crate::service::status::{NodeName, NodeView, ResourceView};
 use crate::store::{Down, LeaseStore, LeaseView, Listing, StoreError};
 
 mod html;
+mod nodes;
+
+pub use nodes::{nodes_page, report};
 
 /// Characters to escape in the query of a URL: all but the unreserved ones of RFC 3986.
 pub const QUERY_ESCAPES: &AsciiSet =
@@ -51,6 +54,8 @@ pub struct NodeInfo {
     pub parents: Vec<String>,
     /// Returns the current outage of the store, if any.
     pub down: Arc<dyn Fn() -> Option<Down> + Send + Sync>,
+    /// Returns why the node is not ready, if it is not.
+    pub ready: Arc<dyn Fn() -> Result<(), &'static str> + Send + Sync>,
     /// Certificates and access file, for their state.
     pub security: PortSecurity,
 }
@@ -69,6 +74,7 @@ impl Default for NodeInfo {
             store: text(),
             parents: Vec::new(),
             down: Arc::new(|| None),
+            ready: Arc::new(|| Ok(())),
             security: PortSecurity::default(),
         }
     }
@@ -185,13 +191,15 @@ fn files_json(refused_limits: Option<ReloadFailure>, security: &PortSecurity) ->
     })
 }
 
-/// All nodes in the store; only this one if the store registers no nodes.
-fn node_list(info: &NodeInfo, mut nodes: Vec<NodeView>) -> Vec<Value> {
-    if nodes.is_empty() {
-        nodes.push(NodeView::of_this_build(info.id.clone()));
+/// All live nodes in the store; only this one if the store registers no nodes.
+fn node_list(info: &NodeInfo, nodes: Vec<NodeView>) -> Vec<Value> {
+    let live = nodes.into_iter().filter(|node| node.is_live);
+    let mut names: Vec<NodeName> = live.map(|node| node.name).collect();
+    if names.is_empty() {
+        names.push(NodeName::of_this_build(info.id.clone()));
     }
-    let node = |node: NodeView| json!({ "id": node.id, "version": node.version });
-    nodes.into_iter().map(node).collect()
+    let name = |name: NodeName| json!({ "id": name.id, "version": name.version });
+    names.into_iter().map(name).collect()
 }
 
 fn outage(down: &Down, now: Micros) -> Value {

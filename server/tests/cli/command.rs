@@ -49,6 +49,7 @@ fn version_and_help() {
             ],
         ),
         ("settle", &["<PERMIT>", "<ACTUAL>", "--addr", "--json"]),
+        ("status", &["--http", "--output", "--token-file"]),
         ("health", &["--http", "--token-file"]),
         ("completions", &["<SHELL>"]),
     ] {

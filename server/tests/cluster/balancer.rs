@@ -157,6 +157,11 @@ fn the_http_frontend_serves_allow_but_no_pages() {
         ("DELETE", bucket, 404),
         ("PUT", bucket, 404),
         ("GET", "/v1/limits", 404),
+        ("PUT", "/v1/limits", 404),
+        ("GET", "/v1/limits/versions", 404),
+        ("POST", "/v1/limits/rollback?to=1", 404),
+        ("GET", "/v1/nodes", 404),
+        ("PUT", "/v1/kill-switch?for=1h", 404),
         ("GET", "/v1/allow/../../metrics", 404),
         ("GET", "/x", 404),
     ] {

@@ -12,6 +12,7 @@ mod grpc;
 mod http;
 mod http_edge;
 mod looks;
+mod nodes;
 mod overload;
 mod settle;
 mod status;

@@ -14,6 +14,7 @@ use crate::domain::lease::{
 };
 use crate::domain::time::Micros;
 use crate::store::lock::lock;
+use crate::store::members::Member;
 use crate::store::{
     Cursor, Demand, Grants, LeaseRequest, LeaseStore, LeaseView, Listing, MAX_REQUESTS_PER_CALL,
     Page, StoreError, freeze_number,
@@ -202,7 +203,7 @@ impl LeaseStore for MemoryStore {
         Ok(Some(*lock(&self.0.resources.born)))
     }
 
-    async fn nodes(&self, _max: usize) -> Result<Vec<String>, StoreError> {
+    async fn members(&self, _max: usize) -> Result<Vec<Member>, StoreError> {
         Ok(Vec::new())
     }
 

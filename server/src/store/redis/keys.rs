@@ -27,9 +27,10 @@
 //! | `t` | with a parent: the node that renews leases | – |
 //! | `l` | the resources with at least one lease | none, or the server's |
 //! | `o` | the birth of the store: since when it has had its state | none, or the server's |
-//! | `n` | the live nodes | none, or the server's |
+//! | `n` | the nodes, by their last heartbeat | none, or the server's |
+//! | `r` | what each node says of itself | none, or the server's |
 //!
-//! In a cluster each server has its own copy of the last three (`l{tag}`, …), with a tag that hashes
+//! In a cluster each server has its own copy of the last four (`l{tag}`, …), with a tag that hashes
 //! to the highest of its slots: one server may lose its memory while the others keep theirs, and
 //! what is asked about its resources or nodes must not wait for another server.
 //!
@@ -49,8 +50,10 @@ use crate::store::BucketRequest;
 /// The keys of which each server has its own copy.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerKeys {
-    /// The live nodes.
+    /// The nodes.
     pub(super) nodes: Box<str>,
+    /// Their reports.
+    pub(super) reports: Box<str>,
     /// The birth of the store.
     pub(super) birth: Box<str>,
     /// The resources with at least one lease.
@@ -99,6 +102,7 @@ impl ServerKeys {
         };
         Self {
             nodes: key("n"),
+            reports: key("r"),
             birth: key("o"),
             resources: key("l"),
             birth_seen: birth_seen.into(),
@@ -108,7 +112,13 @@ impl ServerKeys {
     /// The keys of a server that has no slot yet: none.
     pub(super) fn none(birth_seen: Birth) -> Self {
         let none = Box::<str>::default;
-        Self { nodes: none(), birth: none(), resources: none(), birth_seen: birth_seen.into() }
+        Self {
+            nodes: none(),
+            reports: none(),
+            birth: none(),
+            resources: none(),
+            birth_seen: birth_seen.into(),
+        }
     }
 }
 
@@ -370,8 +380,9 @@ mod tests {
             all.push((key, format!("{letter} {resource:?}")));
         }
         for tag in ["", "a"] {
-            let ServerKeys { nodes, birth, resources, .. } = ServerKeys::new(tag, Birth::default());
-            for key in [nodes, birth, resources] {
+            let ServerKeys { nodes, reports, birth, resources, .. } =
+                ServerKeys::new(tag, Birth::default());
+            for key in [nodes, reports, birth, resources] {
                 all.push((key.as_bytes().to_vec(), format!("server {key}")));
             }
         }

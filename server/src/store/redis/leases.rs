@@ -1,20 +1,21 @@
 //! Leases in Redis: the calls of `lua/lease.lua` and `lua/parent.lua`. `packed` encodes their
 //! arguments and decodes their replies.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
+use super::keys::{RENEWAL, ResourceKeys};
 use super::lanes::job::SendMode;
 use super::wire::script::{self, Scripted};
-use super::{RedisStore, SHARED, StoreError, Target};
+use super::{NODE_TTL, RedisStore, SHARED, StoreError, Target};
 use crate::domain::lease::{Holder, ParentLease, Totals};
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::{Corrupt, StoreMetrics};
+use crate::store::members::Member;
 use crate::store::redis::owner::Owner;
 use crate::store::{
     Cursor, Demand, Grants, LeaseRequest, LeaseStore, LeaseView, Listing, MAX_REQUESTS_PER_CALL,
@@ -402,18 +403,18 @@ impl LeaseStore for RedisStore {
         Ok(replies.iter().filter_map(number).max().map(Micros))
     }
 
-    async fn nodes(&self, most: usize) -> Result<Vec<String>, StoreError> {
-        let list = |server: &ServerKeys| {
-            let mut list = cmd("ZRANGE", &*server.nodes);
-            list.arg(0).arg(most.saturating_sub(1));
-            list
-        };
-        let replies = self.0.of_each(list).await?;
-        let names = replies.iter().filter_map(Value::as_sequence).flatten();
-        let name = |value: &Value| std::str::from_utf8(bytes(value)?).ok().map(str::to_owned);
-        // Each server knows all nodes that reach it.
-        let names: BTreeSet<String> = names.filter_map(name).collect();
-        Ok(names.into_iter().take(most).collect())
+    async fn members(&self, most: usize) -> Result<Vec<Member>, StoreError> {
+        let mut members = BTreeMap::<String, Member>::new();
+        for reply in self.0.of_each(|server| script::members(server, most)).await? {
+            // Each server knows all nodes that reach it.
+            for member in script::read_members_reply(&reply, NODE_TTL).ok_or(StoreError::Refused)? {
+                let known = members.get(&member.name);
+                if known.is_none_or(|known| member.silent < known.silent) {
+                    members.insert(member.name.clone(), member);
+                }
+            }
+        }
+        Ok(members.into_values().collect())
     }
 
     async fn take_renewal(&self, node: &str, time: Duration) -> Result<bool, StoreError> {

@@ -8,7 +8,7 @@ use testkit::fuzz;
 use super::owner::Owner;
 use super::wire::batch::{Batch, Declared, EncodedRequest, Registration};
 use super::wire::script;
-use super::{keys, leases, looks, permits, registers, versions};
+use super::{NODE_TTL, keys, leases, looks, permits, registers, versions};
 use crate::domain::bucket::{BucketKind, BucketLimit};
 use crate::store::permits::PermitUse;
 use crate::store::{BucketRequest, TokenAction};
@@ -71,6 +71,9 @@ fn any_reply() {
                     left.iter().all(|left| std::time::Instant::now().checked_add(*left).is_some())
                 );
             }
+        }
+        if let Some(members) = script::read_members_reply(&reply, NODE_TTL) {
+            assert!(members.iter().all(|member| member.is_live == (member.silent < NODE_TTL)));
         }
         registers::read_anything(&reply);
         looks::read_anything(&reply);

@@ -94,7 +94,8 @@ fn http_router(
     let shared = Arc::new(shared);
     let leases = CapacityService::new(MemoryStore::new(), Arc::clone(&shared));
     let (status, _) = status_pages(NodeInfo::default(), Box::new(|| (true, 1)), leases.clone());
-    let pages = Pages { metrics: metrics_page(Arc::clone(metrics)).0, status };
+    let nodes = nodes_page(NodeInfo::default(), leases.clone()).0;
+    let pages = Pages { metrics: metrics_page(Arc::clone(metrics)).0, status, nodes };
     let admission = Admission {
         requests: RequestLimit::new(1, metrics.shed("http")),
         hosts: Hosts::default(),

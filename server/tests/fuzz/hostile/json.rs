@@ -63,14 +63,16 @@ fn any_request_over_http() {
     let metrics = Arc::new(Metrics::new());
     let (status, make_status) =
         status_pages(NodeInfo::default(), Box::new(|| (true, 1)), service.capacity.clone());
+    let (nodes, make_nodes) = nodes_page(NodeInfo::default(), service.capacity.clone());
     let (metrics_page, make_metrics) = metrics_page(Arc::clone(&metrics));
     runtime.spawn(make_metrics);
+    runtime.spawn(make_nodes);
     let admission = Admission {
         requests: RequestLimit::new(1, metrics.shed("http")),
         hosts: Hosts::default(),
         timeouts: DEFAULT_TIMEOUTS,
     };
-    let pages = Pages { metrics: metrics_page, status };
+    let pages = Pages { metrics: metrics_page, status, nodes };
     let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
     let Service { allow, capacity, throttles, holds, documents, kill_switch, .. } = service;
     let services = Services {

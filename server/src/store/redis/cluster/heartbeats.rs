@@ -100,7 +100,7 @@ impl Connector {
     /// [`PROBE_INTERVAL`]. Unanswered heartbeats do not delay others.
     async fn poll_servers(&self, node_id: &str) {
         let (mut heartbeats, mut due, mut seen) = (JoinSet::new(), Instant::now(), self.version());
-        let node = Announcement { name: node_id.into(), ttl: NODE_TTL };
+        let mut node = self.announcement(node_id, NODE_TTL);
         loop {
             let (now, version) = (Instant::now(), self.version());
             // A new topology may have new servers, which do not know this node yet.
@@ -109,6 +109,7 @@ impl Connector {
                 (due, seen) = (now + HEARTBEAT_INTERVAL, version);
             }
             let pause = tokio::time::sleep(jittered(PROBE_INTERVAL));
+            node.report = self.health().members().report();
             for shard in &self.shards().all {
                 if all || !shard.health.is_up() {
                     shard.start_heartbeat(&mut heartbeats, &node, self.timeout());
@@ -135,6 +136,10 @@ impl Connector {
         }
     }
 
+    fn announcement(&self, node_id: &str, ttl: Duration) -> Announcement {
+        Announcement { name: node_id.into(), ttl, report: self.health().members().report() }
+    }
+
     /// Deregisters this node on the servers that are up.
     pub async fn deregister(&self, node_id: &str) {
         self.send_heartbeats(node_id, Duration::ZERO, |shard| shard.health.is_up()).await;
@@ -147,7 +152,7 @@ impl Connector {
         ttl: Duration,
         is_selected: impl Fn(&Shard) -> bool,
     ) {
-        let (mut heartbeats, node) = (JoinSet::new(), Announcement { name: node_id.into(), ttl });
+        let (mut heartbeats, node) = (JoinSet::new(), self.announcement(node_id, ttl));
         for shard in self.shards().all.iter().filter(|shard| is_selected(shard)) {
             let (shard, node, timeout) = (Arc::clone(shard), node.clone(), self.timeout());
             let limits = TimeLimits::long(timeout);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::{Arg, Cmd, Script, ToRedisArgs, Value};
 
 use crate::domain::time::Micros;
+use crate::store::members::Member;
 use crate::store::redis::keys::{self, ServerKeys};
 
 /// A script as Redis gets it: with `lua/guard.lua` around it. The lines of the file keep their numbers.
@@ -34,13 +35,15 @@ macro_rules! in_parts {
 }
 
 const HEARTBEAT_TEXT: &str = guarded!("heartbeat.lua");
+const MEMBERS_TEXT: &str = guarded!("members.lua");
 const LAYOUTS_TEXT: &str = guarded!("layouts.lua");
 const VERSIONS_TEXT: &str = guarded!("versions.lua");
 const RENEWAL_TEXT: &str = guarded!("renewal.lua");
 
-/// Its lines come after those of `lua/log.lua`.
+/// Its lines come after those of `lua/log.lua` and `lua/window.lua`.
 const ALLOW_TEXT: &str = concat!(
     include_str!("../../../../../lua/log.lua"),
+    include_str!("../../../../../lua/window.lua"),
     include_str!("../../../../../lua/allow.lua")
 );
 const REGISTER_TEXT: &str = include_str!("../../../../../lua/register.lua");
@@ -283,15 +286,45 @@ pub(crate) struct Announcement {
     pub(crate) name: Arc<str>,
     /// When the registration expires; 0 deregisters the node.
     pub(crate) ttl: Duration,
+    /// What the node says of itself; empty: nothing yet.
+    pub(crate) report: Arc<String>,
 }
 
 /// Registers or deregisters a node.
 pub(crate) fn heartbeat(keys: &ServerKeys, node: &Announcement) -> Cmd {
-    let mut cmd = Scripted::Heartbeat.call(1);
-    cmd.arg(&*keys.nodes);
+    let mut cmd = Scripted::Heartbeat.call(2);
+    cmd.arg(&*keys.nodes).arg(&*keys.reports);
     cmd.arg(&*node.name).arg(node.ttl.as_micros() as u64);
     cmd.arg(&*keys.birth).arg(keys.birth_seen.inherited()).arg(&*keys.resources);
+    cmd.arg(&**node.report);
     cmd
+}
+
+/// Lists up to `most` nodes, those with the latest heartbeats.
+pub(crate) fn members(keys: &ServerKeys, most: usize) -> Cmd {
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(MEMBERS_TEXT).arg(2).arg(&*keys.nodes).arg(&*keys.reports).arg(most);
+    cmd
+}
+
+/// The reply to [`members`]. A node counts as alive for `ttl` after a heartbeat. `None` if the script can't
+/// have made the reply. Leaves out names that are no text, which no node has.
+pub(crate) fn read_members_reply(reply: &Value, ttl: Duration) -> Option<Vec<Member>> {
+    let Value::Array(parts) = reply else { return None };
+    let (nodes, []) = parts.as_chunks::<3>() else { return None };
+    let mut members = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        let [Value::BulkString(name), Value::BulkString(silent_us), Value::BulkString(report)] =
+            node
+        else {
+            return None;
+        };
+        let silent = Duration::from_micros(std::str::from_utf8(silent_us).ok()?.parse().ok()?);
+        let Ok(name) = String::from_utf8(name.clone()) else { continue };
+        let report = String::from_utf8_lossy(report).into_owned();
+        members.push(Member { name, silent, is_live: silent < ttl, report });
+    }
+    Some(members)
 }
 
 /// Reads the number of the current version of the limits, and what is known of the version `asked`.
