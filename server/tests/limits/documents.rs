@@ -128,6 +128,29 @@ fn without_body(node: &Node, length: usize, headers: &str) -> String {
     response
 }
 
+/// The response to a document that is sent in chunks.
+fn chunked(node: &Node, document: &[u8]) -> String {
+    let mut stream = TcpStream::connect(node.http).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let head = "Transfer-Encoding: chunked\r\nConnection: close";
+    write!(stream, "PUT {PATH}?dry_run=true HTTP/1.1\r\nHost: {}\r\n{head}\r\n\r\n", node.http)
+        .unwrap();
+    for chunk in document.chunks(1 << 20) {
+        // The node may answer and close the connection before it has read everything.
+        let sent = write!(stream, "{:x}\r\n", chunk.len())
+            .and_then(|()| stream.write_all(chunk))
+            .and_then(|()| stream.write_all(b"\r\n"));
+        if sent.is_err() {
+            break;
+        }
+    }
+    let _ = stream.write_all(b"0\r\n\r\n");
+    let mut response = Vec::new();
+    // A reset may follow the answer.
+    let _ = stream.read_to_end(&mut response);
+    String::from_utf8(response).unwrap()
+}
+
 #[test]
 fn long_documents() {
     const MB: usize = 1 << 20;
@@ -140,6 +163,14 @@ fn long_documents() {
     let taken = dry_run(&node, &long);
     assert_eq!(taken.status, 200, "{:?}", taken.head);
     assert_eq!(taken.json()["differences"], json!([]));
+    // The longest one. Its length in bytes counts.
+    long.extend(std::iter::repeat_n('#', 16 * MB - long.len()));
+    assert_eq!(dry_run(&node, &long).status, 200);
+    long.push('#');
+    assert_eq!(dry_run(&node, &long).status, 413);
+    // In chunks its length is not announced.
+    let chunked = chunked(&node, long.as_bytes());
+    assert!(chunked.starts_with("HTTP/1.1 413 "), "{chunked}");
     // Refused by its announced length, before it is read.
     assert!(without_body(&node, 16 * MB + 1, "").starts_with("HTTP/1.1 413 "));
     // Rights come first.

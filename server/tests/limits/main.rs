@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
+mod administration;
 mod documents;
 mod envoy;
 mod files;
