@@ -1,5 +1,5 @@
--- Follows the text of the scripts lease, parent, throttle, holds, heartbeat, layouts, renewal and versions, which
--- defines `run`. Handles corrupt stored values, so that these scripts need not check each value before they
+-- Follows the text of the scripts lease, parent, throttle, holds, heartbeat, members, layouts, renewal and versions,
+-- which defines `run`. Handles corrupt stored values, so that these scripts need not check each value before they
 -- use it, which would make every call slower. allow.lua and register.lua check what they read.
 --
 -- If the script fails because of a stored value, it is run once more, with `true` as its first argument. It

@@ -1,9 +1,10 @@
--- Lists nodes, those with the latest heartbeats first, each with its report. Changes nothing.
+-- Lists nodes with their reports: the live ones, and those that have died less than an hour ago. Changes
+-- nothing.
 --
 -- Atomic, so that times and reports are of one moment.
 --
 -- KEYS[1]  the nodes, and KEYS[2] their reports: see heartbeat.lua
--- ARGV[1]  how many at most
+-- ARGV[1]  how many of each at most
 --
 -- Reply: for each node three parts: its id; how long ago its last heartbeat was, in µs; and its report,
 -- empty if there is none.
@@ -11,16 +12,32 @@
 -- A key has another type, until the next heartbeat: see lua/guard.lua.
 if ... then return {} end
 
+local HOUR = 3600000000
+local most = tonumber(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local seen = redis.call('ZREVRANGE', KEYS[1], '0', ARGV[1] - 1, 'WITHSCORES')
-local ids, nodes = {}, {}
-for at = 1, #seen, 2 do ids[#ids + 1] = seen[at] end
-if #ids == 0 then return nodes end
-local reports = redis.call('HMGET', KEYS[2], unpack(ids))
-for at, id in ipairs(ids) do
-  nodes[3 * at - 2] = id
-  nodes[3 * at - 1] = string.format('%.0f', math.max(now - seen[2 * at], 0))
-  nodes[3 * at] = reports[at] or ''
+local nodes, reports = {}, {}
+local function add(id, at, report)
+  nodes[#nodes + 1] = id
+  nodes[#nodes + 1] = string.format('%.0f', math.min(math.max(now - at, 0), HOUR))
+  nodes[#nodes + 1] = report
+end
+
+local found = redis.call('HGETALL', KEYS[2])
+for at = 1, #found, 2 do reports[found[at]] = found[at + 1] end
+local live = redis.call('ZREVRANGE', KEYS[1], '0', most - 1, 'WITHSCORES')
+for at = 1, #live, 2 do
+  local id = live[at]
+  add(id, tonumber(live[at + 1]), string.match(reports[id] or '', '^%d+ (.*)$') or '')
+  reports[id] = nil
+end
+for id, value in pairs(reports) do
+  local at, report = string.match(value, '^(%d+) (.*)$')
+  at = tonumber(at or 0)
+  -- One from the future is from before the clock was set back.
+  if most > 0 and at <= now and now - at < HOUR then
+    add(id, at, report)
+    most = most - 1
+  end
 end
 return nodes

@@ -43,8 +43,9 @@ use crate::transport::parent::ParentClient;
 use crate::transport::port_security::PortSecurity;
 use crate::transport::{UseCases, grpc, http};
 
-/// Interval of the updates of what a node says of itself.
-const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval of the updates of what a node says of itself: shorter than that of heartbeats, so that none
+/// says twice the same.
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Opens a bucket store and a lease store with connections on the current runtime.
 type OpenStores<B, L> = Arc<dyn Fn() -> (B, L) + Send + Sync>;
@@ -122,9 +123,12 @@ async fn report(
     state: Arc<ServiceState>,
     health: Option<Arc<Health>>,
 ) -> Infallible {
-    let Some(health) = health else { return std::future::pending().await };
     loop {
-        health.members().set_report(http::report(&info, &state).to_string());
+        // Without heartbeats, too: rates are of the time since the last report.
+        let report = http::report(&info, &state);
+        if let Some(health) = &health {
+            health.members().set_report(report.to_string());
+        }
         tokio::time::sleep(REPORT_INTERVAL).await;
     }
 }

@@ -20,6 +20,7 @@ const CERTIFICATE_NOTICE: Duration = Duration::from_secs(14 * 24 * 60 * 60);
     after_help = "Any node answers for all, by what each says of itself in its heartbeats to the store. A node that died is
 listed for an hour. Below the table is what needs attention.
 
+LIMITS: the version of the limits in use, or the checksum of the file.
 DECIDED/S and REFUSED/S: requests for tokens, hits, holds and leases that the node decides a second,
 and those of them that it refuses.
 
@@ -77,7 +78,7 @@ fn row(node: &Value) -> Vec<String> {
     let text = |value: &Value| match value {
         Value::Null => EMPTY_CELL.to_owned(),
         Value::String(text) => escaped(text),
-        other => other.to_string(),
+        other => escaped(&other.to_string()),
     };
     // What a dead node said last is no longer so.
     let now = |value: &Value, show: fn(&Value) -> String| match value {

@@ -85,6 +85,7 @@ impl<S: ThrottleStore> ThrottleService<S> {
                 let decision = Decision { granted: copies, ..Decision::default() };
                 let answer = HitAnswer { decision, ..HitAnswer::default() };
                 answer.count(copies, snapshot.limits.on_store_failure, meter);
+                self.traffic.count(false);
                 return Ok(answer);
             }
             meter.count(HitOutcome::NotFound);

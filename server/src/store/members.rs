@@ -10,9 +10,9 @@ use super::clock::Clock;
 use crate::domain::prefetch::{ClusterView, NodeCount};
 
 /// The longest report of a node, in bytes.
-const MAX_REPORT: usize = 16 << 10;
+const MAX_REPORT: usize = 4 << 10;
 
-/// A node that is registered in the store, or was within the last hour and has not left.
+/// A node that is registered in the store, or died less than an hour ago.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// The name under which it registers.

@@ -441,8 +441,8 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// When the store's state began; `None` if unknown.
     fn born(&self) -> impl Future<Output = Result<Option<Micros>, StoreError>> + Send;
 
-    /// The nodes that have registered, sorted by name; up to `max` from each server, those with the
-    /// latest heartbeats. Empty for stores with which nodes don't register.
+    /// The nodes that have registered, sorted by name: up to `max` live ones of each server, and as many
+    /// that have died less than an hour ago. Empty for stores with which nodes don't register.
     fn members(&self, max: usize) -> impl Future<Output = Result<Vec<Member>, StoreError>> + Send;
 
     /// Makes `node` the renewer of leases from the parent for `time`, unless another node is.

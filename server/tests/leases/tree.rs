@@ -308,6 +308,7 @@ fn demand_jumps_between_clusters_and_a_renewing_node_dies() {
 }
 
 #[test]
+#[ignore = "waits long, alone: scripts/full.sh --only slow"]
 fn a_root_that_goes_and_comes_back() {
     const CLIENTS: usize = 5;
     let file = LimitsFile::new(&limits(100.0, 5, 1, "safe_capacity: 10,"));

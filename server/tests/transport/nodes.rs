@@ -5,7 +5,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::command::tollgate;
 use testkit::http::{allow, get};
-use testkit::{LimitsFile, Node, Redis, eventually, now_s};
+use testkit::redis_cluster::RedisCluster;
+use testkit::{LimitsFile, Node, Redis, connector, eventually, now_s, runtime};
+use tollgate_server::metrics::Metrics;
 
 const LIMITS: &str = "namespaces: { shop: { buckets: { cart: { size: 2, fill_rate: 1/h } } } }";
 
@@ -21,6 +23,13 @@ fn nodes(node: &Node) -> Value {
 fn of(page: &Value, id: &str) -> Value {
     let nodes = page["nodes"].as_array().unwrap();
     nodes.iter().find(|node| node["id"] == id).cloned().unwrap_or_default()
+}
+
+/// A patient node: each look must be answered.
+fn start(redis: &Redis, limits: &LimitsFile, id: &str) -> Node {
+    let url = redis.url();
+    let args = ["--store", &url, "--store-timeout", "5s", "--node-id", id];
+    Node::start(&limits.path(), &args)
 }
 
 fn status(node: &Node) -> String {
@@ -51,14 +60,21 @@ fn a_node_alone() {
     assert_eq!(alone["store"], json!({ "kind": "memory:", "up": true, "outage": null }));
     assert_eq!(alone["limits"]["source"], limits.path().to_str().unwrap());
     assert!(status(&node).lines().nth(1).unwrap().starts_with("alone  live   "));
+    eventually("it knows how much it is asked", NOTICED, || {
+        allow(node.http, "shop", "cart");
+        of(&nodes(&node), "alone")["refused_per_s"].as_f64() > Some(0.0)
+    });
+    // Of the time since the last report, not since the last look.
+    eventually("and that nobody asks", NOTICED, || {
+        of(&nodes(&node), "alone")["decided_per_s"] == 0.0
+    });
 }
 
 #[test]
 fn each_node_knows_all() {
     let (mut redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-    let start = |id| Node::start(&limits.path(), &["--store", &redis.url(), "--node-id", id]);
-    let (first, second) = (start("first"), start("sec ond"));
-    let mut third = start("third");
+    let (first, second) = (start(&redis, &limits, "first"), start(&redis, &limits, "sec ond"));
+    let mut third = start(&redis, &limits, "third");
     eventually("all have reported to all", NOTICED, || {
         [&first, &second, &third].iter().all(|node| {
             let page = nodes(node);
@@ -67,11 +83,11 @@ fn each_node_knows_all() {
     });
     assert_eq!(of(&nodes(&first), "third")["http"], third.http.to_string());
 
-    // Three requests, of which one is refused, as often as it takes until a heartbeat has them.
+    // The first request is granted two tokens, and then all are refused.
     eventually("the others know what a node is asked", NOTICED, || {
         allow(second.http, "shop", "cart");
         let second = of(&nodes(&first), "sec ond");
-        second["refused_per_s"].as_f64().unwrap() > 0.0
+        second["refused_per_s"].as_f64() > Some(0.0)
             && second["decided_per_s"].as_f64() >= second["refused_per_s"].as_f64()
     });
     assert_eq!(of(&nodes(&second), "first")["decided_per_s"], 0.0);
@@ -95,15 +111,6 @@ fn each_node_knows_all() {
     let seen = get(&first, "/debug/status.json").json()["nodes"].clone();
     assert_eq!(seen.as_array().unwrap().len(), 2, "of the live ones: {seen}");
 
-    // An hour later.
-    let mut inside = redis.connection();
-    let member = format!("third {}", env!("CARGO_PKG_VERSION"));
-    let hour_ago = (now_s() - 3601) * 1_000_000;
-    redis::cmd("ZADD").arg("n").arg(hour_ago).arg(&member).exec(&mut inside).unwrap();
-    eventually("it is forgotten", NOTICED, || of(&nodes(&first), "third").is_null());
-    let kept: bool = redis::cmd("HEXISTS").arg("r").arg(&member).query(&mut inside).unwrap();
-    assert!(!kept, "its report, too");
-
     second.signal("TERM");
     eventually("a node that left is not listed", NOTICED, || {
         of(&nodes(&first), "sec ond").is_null()
@@ -123,37 +130,112 @@ fn each_node_knows_all() {
 }
 
 #[test]
+fn what_others_have_said_is_kept_for_a_while() {
+    let (redis, limits, runtime) = (Redis::start(), LimitsFile::new(LIMITS), runtime());
+    let node = start(&redis, &limits, "one");
+    let mut inside = redis.connection();
+    let said = |inside: &mut redis::Connection, name: &str, seconds_ago: i64| {
+        let text = format!("{} {{\"uptime_s\":7}}", (now_s() - seconds_ago) * 1_000_000);
+        redis::cmd("HSET").arg("q").arg(name).arg(text).exec(inside).unwrap();
+    };
+    said(&mut inside, "long dead", 3601);
+    said(&mut inside, "dead", 3500);
+    said(&mut inside, "of tomorrow", -86_400);
+    let page = nodes(&node);
+    assert_eq!(
+        (&of(&page, "dead")["live"], &of(&page, "dead")["uptime_s"]),
+        (&json!(false), &json!(7))
+    );
+    for name in ["long dead", "of tomorrow"] {
+        assert_eq!(of(&page, name), Value::Null, "{page}");
+    }
+
+    // One that has started again has said nothing yet.
+    said(&mut inside, "again", 60);
+    let metrics = Metrics::new();
+    let again = runtime.block_on(connector(&redis.url(), &metrics));
+    runtime.block_on(again.register("again"));
+    let page = nodes(&node);
+    assert_eq!(
+        (&of(&page, "again")["live"], &of(&page, "again")["uptime_s"]),
+        (&json!(true), &Value::Null)
+    );
+    again.health().members().set_report(r#"{"uptime_s":1}"#.to_owned());
+    runtime.block_on(again.register("again"));
+    assert_eq!(of(&nodes(&node), "again")["uptime_s"], 1);
+    // Too long to be kept.
+    again.health().members().set_report(format!("\"{}\"", "x".repeat(5000)));
+    runtime.block_on(again.register("again"));
+    assert_eq!(of(&nodes(&node), "again")["uptime_s"], Value::Null);
+
+    // So many have died that none is kept.
+    let mut many = redis::cmd("HSET");
+    many.arg("q");
+    for number in 0..101 {
+        many.arg(format!("dead-{number}")).arg(format!("{} {{}}", now_s() * 1_000_000));
+    }
+    many.exec(&mut inside).unwrap();
+    eventually("only live nodes are kept", NOTICED, || {
+        redis::cmd("HLEN").arg("q").query::<usize>(&mut inside).unwrap() == 1
+    });
+    assert_eq!(of(&nodes(&node), "one")["live"], true);
+}
+
+#[test]
+fn a_server_that_is_down_hides_no_node() {
+    let (mut cluster, limits) = (RedisCluster::start_partial(), LimitsFile::new(LIMITS));
+    let both = cluster.nodes(&limits, &["--store-timeout", "5s"]);
+    let are_listed = || {
+        let page = nodes(&both[0]);
+        let listed = page["nodes"].as_array().unwrap();
+        let reported = listed.iter().filter(|node| node["store"].is_object());
+        page["error"].is_null() && listed.len() == both.len() && reported.count() == both.len()
+    };
+    eventually("all nodes are listed", NOTICED, are_listed);
+    cluster.kill(0);
+    eventually("the node knows", NOTICED, || {
+        nodes(&both[0])["nodes"][0]["store"]["outage"].is_object()
+    });
+    eventually("all nodes are listed", NOTICED, are_listed);
+}
+
+#[test]
 fn whatever_others_write_there_is_listed() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-    let node = Node::start(&limits.path(), &["--store", &redis.url(), "--node-id", "one"]);
+    let node = start(&redis, &limits, "one");
     let mut inside = redis.connection();
-    let now_us = now_s() * 1_000_000;
-    for (name, report) in [
-        ("liar", r#"{"id":"one","live":false,"silent_millis":-1,"limits":7}"#),
-        ("list", "[1,2]"),
-        ("cut", r#"{"version":"#),
+    // Ahead, as a server's clock may be set back a little.
+    let soon_us = (now_s() + 4) * 1_000_000;
+    for (name, value) in [
+        ("liar", r#"1 {"id":"one","live":false,"silent_millis":-1,"limits":7}"#),
+        ("list", "1 [1,2]"),
+        ("cut", r#"1 {"version":"#),
+        ("without time", r#"{"version":"1"}"#),
         ("silent", ""),
+        ("\u{1b}[31m", "1 {\"version\":[\"\u{9b}31m\"]}"),
     ] {
-        redis::cmd("ZADD").arg("n").arg(now_us).arg(name).exec(&mut inside).unwrap();
-        redis::cmd("HSET").arg("r").arg(name).arg(report).exec(&mut inside).unwrap();
+        redis::cmd("ZADD").arg("n").arg(soon_us).arg(name).exec(&mut inside).unwrap();
+        redis::cmd("HSET").arg("q").arg(name).arg(value).exec(&mut inside).unwrap();
     }
     let page = nodes(&node);
     let liar = of(&page, "liar");
     assert_eq!((&liar["live"], &liar["limits"]), (&json!(true), &json!(7)), "{page}");
-    for name in ["list", "cut", "silent"] {
+    for name in ["list", "cut", "without time", "silent"] {
         assert_eq!(of(&page, name)["version"], Value::Null, "{page}");
         assert_eq!(of(&page, name)["live"], true, "{page}");
     }
-    assert!(status(&node).contains("\nliar    live "));
+    let text = status(&node);
+    assert!(text.contains("\nliar "), "{text}");
+    assert!(!text.contains(['\u{1b}', '\u{9b}']), "{text}");
 
     // Keys of another type.
-    for key in ["n", "r"] {
+    for key in ["n", "q"] {
         redis::cmd("DEL").arg(key).exec(&mut inside).unwrap();
         redis::cmd("SET").arg(key).arg("text").exec(&mut inside).unwrap();
         let page = nodes(&node);
         assert_eq!((&page["error"], &of(&page, "one")["live"]), (&Value::Null, &json!(true)));
         eventually("the next heartbeat replaces it", NOTICED, || {
-            let kind: String = redis::cmd("TYPE").arg(key).query(&mut redis.connection()).unwrap();
+            let kind: String = redis::cmd("TYPE").arg(key).query(&mut inside).unwrap();
             kind != "string"
         });
     }

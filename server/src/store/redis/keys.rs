@@ -27,8 +27,8 @@
 //! | `t` | with a parent: the node that renews leases | – |
 //! | `l` | the resources with at least one lease | none, or the server's |
 //! | `o` | the birth of the store: since when it has had its state | none, or the server's |
-//! | `n` | the nodes, by their last heartbeat | none, or the server's |
-//! | `r` | what each node says of itself | none, or the server's |
+//! | `n` | the live nodes | none, or the server's |
+//! | `q` | what each node last said of itself | none, or the server's |
 //!
 //! In a cluster each server has its own copy of the last four (`l{tag}`, …), with a tag that hashes
 //! to the highest of its slots: one server may lose its memory while the others keep theirs, and
@@ -50,7 +50,7 @@ use crate::store::BucketRequest;
 /// The keys of which each server has its own copy.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerKeys {
-    /// The nodes.
+    /// The live nodes.
     pub(super) nodes: Box<str>,
     /// Their reports.
     pub(super) reports: Box<str>,
@@ -102,7 +102,7 @@ impl ServerKeys {
         };
         Self {
             nodes: key("n"),
-            reports: key("r"),
+            reports: key("q"),
             birth: key("o"),
             resources: key("l"),
             birth_seen: birth_seen.into(),

@@ -404,17 +404,31 @@ impl LeaseStore for RedisStore {
     }
 
     async fn members(&self, most: usize) -> Result<Vec<Member>, StoreError> {
+        let inner = &self.0;
+        let slots = inner.router.routes(&inner.connector).one_of_each();
+        let list = |_, target: Target<'_>| script::members(target.server, most);
+        let replies = inner.values(&slots, None, list).await;
         let mut members = BTreeMap::<String, Member>::new();
-        for reply in self.0.of_each(|server| script::members(server, most)).await? {
-            // Each server knows all nodes that reach it.
-            for member in script::read_members_reply(&reply, NODE_TTL).ok_or(StoreError::Refused)? {
-                let known = members.get(&member.name);
-                if known.is_none_or(|known| member.silent < known.silent) {
-                    members.insert(member.name.clone(), member);
+        let mut failure = Some(StoreError::Unreachable);
+        // Each server knows all nodes that reach it, so one that is down hides none.
+        for reply in replies {
+            let listed = reply.and_then(|reply| {
+                script::read_members_reply(&reply, NODE_TTL).ok_or(StoreError::Refused)
+            });
+            match listed {
+                Ok(listed) => {
+                    failure = None;
+                    for member in listed {
+                        let known = members.get(&member.name);
+                        if known.is_none_or(|known| member.silent < known.silent) {
+                            members.insert(member.name.clone(), member);
+                        }
+                    }
                 }
+                Err(error) => failure = failure.map(|_| error),
             }
         }
-        Ok(members.into_values().collect())
+        failure.map_or_else(|| Ok(members.into_values().collect()), Err)
     }
 
     async fn take_renewal(&self, node: &str, time: Duration) -> Result<bool, StoreError> {

@@ -1,5 +1,6 @@
 //! `GET /v1/nodes`: the nodes of the cluster, each with what it says of itself in its heartbeats.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 
@@ -7,15 +8,14 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::{NodeInfo, files_json, outage};
-use crate::files::ReloadFailure;
 use crate::service::ServiceState;
 use crate::service::capacity::CapacityService;
 use crate::service::status::NodeView;
 use crate::store::LeaseStore;
 use crate::transport::page_renderer::{PageHandle, page_channel};
 
-/// Minimum pause between two renderings.
-const MIN_PAUSE: Duration = Duration::from_millis(100);
+/// Minimum pause between two renderings: heartbeats bring nothing new more often.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// The most characters of an error in a report: all nodes' reports are read at once.
 const MAX_ERROR_CHARS: usize = 300;
@@ -38,18 +38,24 @@ pub fn report(info: &NodeInfo, state: &ServiceState) -> Value {
             "up": down.is_none(),
             "outage": down.map(|down| outage(&down, state.now())),
         },
-        "files": files_json(limits.reload_failure().map(shortened), &info.security),
+        "files": shortened(files_json(limits.reload_failure(), &info.security)),
         "decided_per_s": rates.decided,
         "refused_per_s": rates.refused,
     })
 }
 
-fn shortened(mut failure: ReloadFailure) -> ReloadFailure {
-    if let Some((end, _)) = failure.error.char_indices().nth(MAX_ERROR_CHARS) {
-        failure.error.truncate(end);
-        failure.error.push('…');
+/// With no more than the beginning of each error.
+fn shortened(mut files: Value) -> Value {
+    for file in files.as_object_mut().into_iter().flat_map(Map::values_mut) {
+        let error = file.pointer_mut("/refused/error");
+        if let Some(Value::String(error)) = error
+            && let Some((end, _)) = error.char_indices().nth(MAX_ERROR_CHARS)
+        {
+            error.truncate(end);
+            error.push('…');
+        }
     }
-    failure
+    files
 }
 
 /// The page, and the future that renders it for as long as it is polled.
@@ -61,27 +67,29 @@ pub fn nodes_page<S: LeaseStore>(
     let render = async move || {
         let found = leases.nodes().await;
         let error = found.as_ref().err().map(ToString::to_string);
-        let own = report(&info, leases.state());
-        let nodes = node_list(&info.id, own, found.unwrap_or_default());
+        let own = (info.id.clone(), report(&info, leases.state()));
         let now_s = leases.state().now().as_secs();
-        Bytes::from(json!({ "now_s": now_s, "error": error, "nodes": nodes }).to_string())
+        let write = move || {
+            let nodes = node_list(own, found.unwrap_or_default());
+            Bytes::from(json!({ "now_s": now_s, "error": error, "nodes": nodes }).to_string())
+        };
+        // A join error occurs only while the process exits.
+        tokio::task::spawn_blocking(write).await.unwrap_or_default()
     };
     (handle, renderer.run(MIN_PAUSE, render))
 }
 
-/// The nodes in the store, and this one, which says of itself `own`, wherever it is in the list or not.
-fn node_list(own_id: &str, own: Value, found: Vec<NodeView>) -> Vec<Value> {
-    let is_own = |node: &NodeView| node.name.id == own_id;
-    let mut nodes = Vec::with_capacity(found.len() + 1);
-    if !found.iter().any(is_own) {
-        nodes.push(node_json(own_id, own.clone(), true, Duration::ZERO));
-    }
-    for node in found {
-        let (own_report, is_own) = (own.clone(), is_own(&node));
-        let said = if is_own { own_report } else { said(&node) };
-        nodes.push(node_json(&node.name.id, said, is_own || node.is_live, node.silent));
-    }
-    nodes
+/// The nodes in the store and this one, whether the store has it or not, sorted by id. `own`: the id of
+/// this one, and what it says of itself.
+fn node_list((own_id, own): (String, Value), found: Vec<NodeView>) -> Vec<Value> {
+    let others = found.into_iter().map(|node| {
+        let json = node_json(&node.name.id, said(&node), node.is_live, node.silent);
+        (node.name.id, json)
+    });
+    let mut nodes: BTreeMap<String, Value> = others.collect();
+    let own = node_json(&own_id, own, true, Duration::ZERO);
+    nodes.insert(own_id, own);
+    nodes.into_values().collect()
 }
 
 /// What another node has said. Of one that has said nothing, the version that it registered with.

@@ -86,7 +86,8 @@ impl Connector {
         RedisStore::new(self.clone(), Some(clock))
     }
 
-    pub(crate) fn health(&self) -> &Arc<Health> {
+    /// The health of the store.
+    pub fn health(&self) -> &Arc<Health> {
         &self.0.health
     }
 

@@ -300,7 +300,7 @@ pub(crate) fn heartbeat(keys: &ServerKeys, node: &Announcement) -> Cmd {
     cmd
 }
 
-/// Lists up to `most` nodes, those with the latest heartbeats.
+/// Lists up to `most` live nodes, and as many dead ones.
 pub(crate) fn members(keys: &ServerKeys, most: usize) -> Cmd {
     let mut cmd = redis::cmd("EVAL");
     cmd.arg(MEMBERS_TEXT).arg(2).arg(&*keys.nodes).arg(&*keys.reports).arg(most);
