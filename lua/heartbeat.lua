@@ -5,8 +5,6 @@
 -- Atomic, so that the count is of one moment.
 --
 -- KEYS[1]  the nodes: a sorted set of their ids by the time of their last heartbeat, in µs
--- KEYS[2]  the reports: a hash by id, each after the time of its heartbeat in µs and a space. Those of
---          nodes that have died stay, until there are too many.
 -- ARGV[1]  this node's id
 -- ARGV[2]  µs after the last heartbeat at which a node no longer counts; 0: this node is leaving
 -- ARGV[3]  the key of the birth: since when this store has had its state, in µs. Not in KEYS, because
@@ -15,7 +13,9 @@
 --          has given away a slot; 0: no former key. Of two births the later one counts; without
 --          any, the birth is now.
 -- ARGV[5]  the key of the register of resources; deleted if it is not a sorted set
--- ARGV[6]  this node's report; empty: it has none yet
+-- ARGV[6]  the key of the reports: a hash by id, each after the time of its heartbeat in µs and a space.
+--          Those of nodes that have died stay, until there are too many.
+-- ARGV[7]  this node's report; empty: it has none yet
 --
 -- Reply: the number of live nodes; the birth as text, 0 if it is unknown; and, unless it is 0, how
 -- many of the nodes, the reports, the birth and the register of resources had a corrupt value, now
@@ -48,7 +48,7 @@ if born > now + AHEAD then born = 0 end
 
 if ttl == 0 then
   redis.call('ZREM', KEYS[1], ARGV[1])
-  redis.pcall('HDEL', KEYS[2], ARGV[1])
+  redis.pcall('HDEL', ARGV[6], ARGV[1])
 else
   redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
   local inherited = tonumber(ARGV[4])
@@ -70,19 +70,19 @@ else
     strange = (strange or 0) + 1
   end
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(ttl / 1000)))
-  local reports = redis.pcall('HLEN', KEYS[2])
+  local reports = redis.pcall('HLEN', ARGV[6])
   if type(reports) == 'table' then
     if not string.find(reports.err, '^WRONGTYPE ') then error(reports.err, 0) end
     reports, strange = math.huge, (strange or 0) + 1
   end
   -- Live nodes soon report again.
-  if reports > redis.call('ZCARD', KEYS[1]) + MOST_DEAD then redis.call('DEL', KEYS[2]) end
-  if ARGV[6] == '' then
+  if reports > redis.call('ZCARD', KEYS[1]) + MOST_DEAD then redis.call('DEL', ARGV[6]) end
+  if ARGV[7] == '' then
     -- The one there is from before the node was started again.
-    redis.call('HDEL', KEYS[2], ARGV[1])
+    redis.call('HDEL', ARGV[6], ARGV[1])
   else
-    redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f ', now) .. ARGV[6])
+    redis.call('HSET', ARGV[6], ARGV[1], string.format('%.0f ', now) .. ARGV[7])
   end
-  redis.call('PEXPIRE', KEYS[2], KEPT)
+  redis.call('PEXPIRE', ARGV[6], KEPT)
 end
 return { redis.call('ZCARD', KEYS[1]), string.format('%.0f', born), strange }

@@ -3,8 +3,9 @@
 --
 -- Atomic, so that times and reports are of one moment.
 --
--- KEYS[1]  the nodes, and KEYS[2] their reports: see heartbeat.lua
--- ARGV[1]  how many of each at most
+-- KEYS[1]  the nodes: see heartbeat.lua
+-- ARGV[1]  the key of their reports. Not in KEYS, because it may have another hash tag than KEYS[1].
+-- ARGV[2]  how many of each at most
 --
 -- Reply: for each node three parts: its id; how long ago its last heartbeat was, in µs; and its report,
 -- empty if there is none.
@@ -13,7 +14,7 @@
 if ... then return {} end
 
 local HOUR = 3600000000
-local most = tonumber(ARGV[1])
+local most = tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local nodes, reports = {}, {}
@@ -23,7 +24,7 @@ local function add(id, at, report)
   nodes[#nodes + 1] = report
 end
 
-local found = redis.call('HGETALL', KEYS[2])
+local found = redis.call('HGETALL', ARGV[1])
 for at = 1, #found, 2 do reports[found[at]] = found[at + 1] end
 local live = redis.call('ZREVRANGE', KEYS[1], '0', most - 1, 'WITHSCORES')
 for at = 1, #live, 2 do

@@ -292,18 +292,18 @@ pub(crate) struct Announcement {
 
 /// Registers or deregisters a node.
 pub(crate) fn heartbeat(keys: &ServerKeys, node: &Announcement) -> Cmd {
-    let mut cmd = Scripted::Heartbeat.call(2);
-    cmd.arg(&*keys.nodes).arg(&*keys.reports);
+    let mut cmd = Scripted::Heartbeat.call(1);
+    cmd.arg(&*keys.nodes);
     cmd.arg(&*node.name).arg(node.ttl.as_micros() as u64);
     cmd.arg(&*keys.birth).arg(keys.birth_seen.inherited()).arg(&*keys.resources);
-    cmd.arg(&**node.report);
+    cmd.arg(&*keys.reports).arg(&**node.report);
     cmd
 }
 
 /// Lists up to `most` live nodes, and as many dead ones.
 pub(crate) fn members(keys: &ServerKeys, most: usize) -> Cmd {
     let mut cmd = redis::cmd("EVAL");
-    cmd.arg(MEMBERS_TEXT).arg(2).arg(&*keys.nodes).arg(&*keys.reports).arg(most);
+    cmd.arg(MEMBERS_TEXT).arg(1).arg(&*keys.nodes).arg(&*keys.reports).arg(most);
     cmd
 }
 
