@@ -15,7 +15,7 @@
 -- ARGV[5]  the key of the register of resources; deleted if it is not a sorted set
 -- ARGV[6]  the key of the reports: a hash by id, each after the time of its heartbeat in µs and a space.
 --          Those of nodes that have died stay, until there are too many.
--- ARGV[7]  this node's report; empty: it has none yet
+-- ARGV[7]  this node's report; empty: it has none yet, or it is too long
 --
 -- Reply: the number of live nodes; the birth as text, 0 if it is unknown; and, unless it is 0, how
 -- many of the nodes, the reports, the birth and the register of resources had a corrupt value, now
@@ -71,18 +71,20 @@ else
   end
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(ttl / 1000)))
   local reports = redis.pcall('HLEN', ARGV[6])
-  if type(reports) == 'table' then
-    if not string.find(reports.err, '^WRONGTYPE ') then error(reports.err, 0) end
+  if type(reports) == 'table' and string.find(reports.err, '^WRONGTYPE ') then
     reports, strange = math.huge, (strange or 0) + 1
   end
-  -- Live nodes soon report again.
-  if reports > redis.call('ZCARD', KEYS[1]) + MOST_DEAD then redis.call('DEL', ARGV[6]) end
-  if ARGV[7] == '' then
-    -- The one there is from before the node was started again.
-    redis.call('HDEL', ARGV[6], ARGV[1])
-  else
-    redis.call('HSET', ARGV[6], ARGV[1], string.format('%.0f ', now) .. ARGV[7])
+  -- With another error, such as while the slot moves, the heartbeat counts without its report.
+  if type(reports) == 'number' then
+    -- Live nodes soon report again.
+    if reports > redis.call('ZCARD', KEYS[1]) + MOST_DEAD then redis.call('DEL', ARGV[6]) end
+    if ARGV[7] == '' then
+      -- The one there is no longer true, perhaps from before the node was started again.
+      redis.call('HDEL', ARGV[6], ARGV[1])
+    else
+      redis.call('HSET', ARGV[6], ARGV[1], string.format('%.0f ', now) .. ARGV[7])
+    end
+    redis.call('PEXPIRE', ARGV[6], KEPT)
   end
-  redis.call('PEXPIRE', ARGV[6], KEPT)
 end
 return { redis.call('ZCARD', KEYS[1]), string.format('%.0f', born), strange }

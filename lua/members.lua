@@ -10,7 +10,7 @@
 -- Reply: for each node three parts: its id; how long ago its last heartbeat was, in µs; and its report,
 -- empty if there is none.
 
--- A key has another type, until the next heartbeat: see lua/guard.lua.
+-- The key of the nodes has another type, until the next heartbeat: see lua/guard.lua.
 if ... then return {} end
 
 local HOUR = 3600000000
@@ -24,7 +24,9 @@ local function add(id, at, report)
   nodes[#nodes + 1] = report
 end
 
-local found = redis.call('HGETALL', ARGV[1])
+local found = redis.pcall('HGETALL', ARGV[1])
+-- It has another type, or its slot moves: the live nodes are listed nevertheless.
+if found.err then found = {} end
 for at = 1, #found, 2 do reports[found[at]] = found[at + 1] end
 local live = redis.call('ZREVRANGE', KEYS[1], '0', most - 1, 'WITHSCORES')
 for at = 1, #live, 2 do

@@ -17,11 +17,11 @@ const CERTIFICATE_NOTICE: Duration = Duration::from_secs(14 * 24 * 60 * 60);
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Any node answers for all, by what each says of itself in its heartbeats to the store. A node that died is
-listed for an hour. Below the table is what needs attention.
+    after_help = "Any node can answer: each reports to the store once a second. A node that died is listed for an
+hour. What needs attention is below the table.
 
 LIMITS: the version of the limits in use, or the checksum of the file.
-DECIDED/S and REFUSED/S: requests for tokens, hits, holds and leases that the node decides a second,
+DECIDED/S, REFUSED/S: requests for tokens, hits, holds and leases that the node decides a second,
 and those of them that it refuses.
 
 Examples:
@@ -117,14 +117,17 @@ fn notices(node: &Value, now_s: u64) -> Vec<String> {
     if let Some(reason) = node["not_ready"].as_str() {
         say(format!("not ready: {}", escaped(reason)));
     }
-    if let Some(error) = node["store"]["outage"]["error"].as_str() {
+    if node["store"]["outage"].is_object() {
+        let error = node["store"]["outage"]["error"].as_str().unwrap_or("it has never answered");
         say(format!("the store is down: {}", escaped(error)));
     }
-    for (file, what) in
-        [("limits", "limits were"), ("access", "access file was"), ("tls", "certificate was")]
-    {
+    for (file, what) in [
+        ("limits", "limits were refused, and the old ones stay"),
+        ("access", "access file was refused, and the old one stays"),
+        ("tls", "certificate was refused, and the old one stays"),
+    ] {
         if let Some(error) = node["files"][file]["refused"]["error"].as_str() {
-            say(format!("its new {what} refused, and the old stay in use: {}", escaped(error)));
+            say(format!("its new {what} in use: {}", escaped(error)));
         }
     }
     if let Some(at_s) = node["files"]["tls"]["certificate_expires_at_s"].as_u64() {
@@ -204,7 +207,7 @@ mod tests {
             "",
             "b\\u{1b}: not ready: stopping",
             "b\\u{1b}: the store is down: the store can't be reached",
-            "b\\u{1b}: its new limits were refused, and the old stay in use: version 12:\\nline 3",
+            "b\\u{1b}: its new limits were refused, and the old ones stay in use: version 12:\\nline 3",
             "b\\u{1b}: its certificate expires in 1h",
             "c: dead: its last heartbeat was 1m 1s ago",
             "the other nodes are not known: the store does not answer",

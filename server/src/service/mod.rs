@@ -179,7 +179,7 @@ impl ServiceState {
         &self.kill_switch
     }
 
-    /// How much this node is asked: since the last call, at least a second.
+    /// How much this node is asked, since that was last computed: at most once a second.
     pub fn rates(&self) -> Rates {
         self.traffic.rates(Instant::now())
     }

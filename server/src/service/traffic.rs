@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// The shortest time over which rates are computed.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// What one thread has been asked. Each has its own, so that they do not share a cache line.
+/// What one service of a thread has been asked. Each has its own, so that threads do not share a cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct ThreadTraffic {
@@ -58,14 +58,14 @@ impl Traffic {
         Self { threads: Mutex::default(), last: Mutex::new(last) }
     }
 
-    /// The counters of one more thread.
+    /// The counters of one more service of a thread.
     pub(super) fn of_thread(&self) -> Arc<ThreadTraffic> {
         let thread = Arc::<ThreadTraffic>::default();
         lock(&self.threads).push(Arc::clone(&thread));
         thread
     }
 
-    /// The rates since the last call, or those of the last call if it was less than a second ago.
+    /// The rates since they were last computed, or these if that was less than a second ago.
     pub(super) fn rates(&self, now: Instant) -> Rates {
         let sum = |counter: fn(&ThreadTraffic) -> &AtomicU64| {
             lock(&self.threads).iter().map(|thread| counter(thread).load(Ordering::Relaxed)).sum()

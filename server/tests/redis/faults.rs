@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use testkit::cluster::reserve_quarter;
 use testkit::fault_proxy::{Fault, FaultProxy};
-use testkit::http::{allow, is_shared_grant};
+use testkit::http::{allow, get, is_shared_grant};
 use testkit::load::StallDetector;
 use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
@@ -68,6 +68,8 @@ fn a_decision_without_a_register_has_keys_of_one_slot() {
     for name in EVERYWHERE.iter().filter(|name| **name != "together x") {
         assert!(shared(&node, name), "{name}");
     }
+    let page = get(&node, "/v1/nodes").json();
+    assert_eq!(page["error"], serde_json::Value::Null, "{page}");
 }
 
 #[test]

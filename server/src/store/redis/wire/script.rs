@@ -286,7 +286,7 @@ pub(crate) struct Announcement {
     pub(crate) name: Arc<str>,
     /// When the registration expires; 0 deregisters the node.
     pub(crate) ttl: Duration,
-    /// What the node says of itself; empty: nothing yet.
+    /// What the node says of itself; empty: nothing yet, or too much.
     pub(crate) report: Arc<String>,
 }
 
