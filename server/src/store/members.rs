@@ -53,7 +53,7 @@ impl Members {
         self.report.load_full()
     }
 
-    /// Sets it, in JSON. A text of more than [`MAX_REPORT`] is left out, as all reports are read at once.
+    /// Sets it, in JSON. A text of more than 4 KiB is left out, as all reports are read at once.
     pub fn set_report(&self, report: String) {
         let report = if report.len() <= MAX_REPORT { report } else { String::new() };
         self.report.store(Arc::new(report));
