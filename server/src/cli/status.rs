@@ -149,7 +149,9 @@ fn notices_of_all(json: &Value, nodes: &[Value]) -> Vec<String> {
     }
     let live = || nodes.iter().filter(|node| is_live(node));
     if live().any(|node| node["kill_switch"] == true) {
-        notices.push("the kill switch is on: no limit is enforced".to_owned());
+        notices.push(
+            "the kill switch is on: no limit of a bucket, throttle or hold is enforced".to_owned(),
+        );
     }
     let versions =
         live().map(|node| &node["limits"]["version"]).filter(|version| !version.is_null());
@@ -211,7 +213,7 @@ mod tests {
             "b\\u{1b}: its certificate expires in 1h",
             "c: dead: its last heartbeat was 1m 1s ago",
             "the other nodes are not known: the store does not answer",
-            "the kill switch is on: no limit is enforced",
+            "the kill switch is on: no limit of a bucket, throttle or hold is enforced",
             "the nodes have different limits",
         ];
         assert_eq!(lines, expected);
