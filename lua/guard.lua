@@ -1,6 +1,7 @@
 -- Follows the text of the scripts lease, parent, throttle, holds, heartbeat, members, layouts, renewal and versions,
 -- which defines `run`. Handles corrupt stored values, so that these scripts need not check each value before they
--- use it, which would make every call slower. allow.lua and register.lua check what they read.
+-- use it, which would make every call slower. allow.lua, register.lua and look.lua check what
+-- they read.
 --
 -- If the script fails because of a stored value, it is run once more, with `true` as its first argument. It
 -- then treats the corrupt value as absent. What the first attempt wrote stays. So a script must do the

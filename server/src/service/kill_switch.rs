@@ -1,4 +1,5 @@
-//! The kill switch: while it is on, every limit of a bucket is in shadow, on all nodes. It always ends.
+//! The kill switch: while it is on, every limit of a bucket, throttle or hold is in shadow, on all
+//! nodes. It always ends.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -20,7 +20,7 @@ fn network_trial(place: u32, name: &str, fault: Fault, class: &str, description:
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
     let mut cluster = Cluster::start_on(redis, &network.url(), &[], 3, LIMITS, &[]);
-    let test = format!("faults::{name}");
+    let test = format!("faults::network::{name}");
     let shared = matches!(fault, Fault::Delay(late) if late < Duration::from_millis(10));
     let meanwhile = if shared { "decisions are shared" } else { BY_POLICY };
     Trial { place, fault: description, meanwhile, test: &test, shared, class, lost_states: 0.0 }
@@ -156,7 +156,7 @@ fn a_name_that_stops_resolving() {
         place: 111,
         fault: "Redis' name resolves no more (the name server is silent), connections are reset",
         meanwhile: BY_POLICY,
-        test: "faults::a_name_that_stops_resolving",
+        test: "faults::network::a_name_that_stops_resolving",
         shared: false,
         class: "unreachable",
         lost_states: 0.0,

@@ -50,7 +50,7 @@ fn wait_until_it_answers(redis: &Redis) {
 fn killed() {
     let _machine = reserve_quarter();
     let mut trial =
-        trial(201, "faults::killed", "unreachable", "Redis is killed, and starts empty");
+        trial(201, "faults::server::killed", "unreachable", "Redis is killed, and starts empty");
     trial.lost_states = 1.0;
     trial.run(&mut cluster(&[]), Redis::kill, |redis, ()| redis.start_again());
 }
@@ -58,7 +58,7 @@ fn killed() {
 #[test]
 fn stopped() {
     let _machine = reserve_quarter();
-    trial(202, "faults::stopped", "timeout", "Redis gets SIGSTOP, then SIGCONT").run(
+    trial(202, "faults::server::stopped", "timeout", "Redis gets SIGSTOP, then SIGCONT").run(
         &mut cluster(&[]),
         |redis| signal(redis.pid(), "STOP"),
         |redis, ()| signal(redis.pid(), "CONT"),
@@ -68,7 +68,7 @@ fn stopped() {
 #[test]
 fn client_pause() {
     let _machine = reserve_quarter();
-    trial(203, "faults::client_pause", "timeout", "CLIENT PAUSE").run(
+    trial(203, "faults::server::client_pause", "timeout", "CLIENT PAUSE").run(
         &mut cluster(&[]),
         |redis| tell_new_connection(redis, "CLIENT PAUSE 2000 ALL"),
         |redis, ()| wait_until_it_answers(redis),
@@ -78,7 +78,7 @@ fn client_pause() {
 #[test]
 fn debug_sleep() {
     let _machine = reserve_quarter();
-    trial(204, "faults::debug_sleep", "timeout", "DEBUG SLEEP").run(
+    trial(204, "faults::server::debug_sleep", "timeout", "DEBUG SLEEP").run(
         &mut cluster(&["--enable-debug-command", "yes"]),
         |redis| tell_in_background(redis, "DEBUG SLEEP 2"),
         |redis, asleep| {
@@ -91,17 +91,18 @@ fn debug_sleep() {
 #[test]
 fn out_of_memory() {
     let _machine = reserve_quarter();
-    trial(205, "faults::out_of_memory", "refused", "maxmemory is reached, with noeviction").run(
-        &mut cluster(&["--maxmemory-policy", "noeviction"]),
-        |redis| tell_new_connection(redis, "CONFIG SET maxmemory 1"),
-        |redis, ()| tell_new_connection(redis, "CONFIG SET maxmemory 0"),
-    );
+    trial(205, "faults::server::out_of_memory", "refused", "maxmemory is reached, with noeviction")
+        .run(
+            &mut cluster(&["--maxmemory-policy", "noeviction"]),
+            |redis| tell_new_connection(redis, "CONFIG SET maxmemory 1"),
+            |redis, ()| tell_new_connection(redis, "CONFIG SET maxmemory 0"),
+        );
 }
 
 #[test]
 fn read_only() {
     let _machine = reserve_quarter();
-    trial(206, "faults::read_only", "refused", "The master is demoted: READONLY").run(
+    trial(206, "faults::server::read_only", "refused", "The master is demoted: READONLY").run(
         &mut cluster(&[]),
         |redis| tell_new_connection(redis, "REPLICAOF 127.0.0.1 1"),
         |redis, ()| tell_new_connection(redis, "REPLICAOF NO ONE"),
@@ -117,7 +118,7 @@ fn loading() {
     let mut inside = cluster.redis.connection();
     tell(&mut inside, "SELECT 1").unwrap();
     tell(&mut inside, "DEBUG POPULATE 20000").unwrap();
-    trial(207, "faults::loading", "refused", "Redis loads its data: LOADING").run(
+    trial(207, "faults::server::loading", "refused", "Redis loads its data: LOADING").run(
         &mut cluster,
         |redis| {
             tell_new_connection(redis, "CONFIG SET key-load-delay 1000");
@@ -133,15 +134,20 @@ fn loading() {
 #[test]
 fn a_foreign_slow_script() {
     let _machine = reserve_quarter();
-    trial(208, "faults::a_foreign_slow_script", "refused", "Another's script does not end: BUSY")
-        .run(
-            &mut cluster(&["--busy-reply-threshold", "100"]),
-            |redis| tell_in_background(redis, "EVAL while(true)do--[[]]end 0"),
-            |redis, script| {
-                tell_new_connection(redis, "SCRIPT KILL");
-                assert!(script.join().unwrap().is_err(), "the script was killed");
-            },
-        );
+    trial(
+        208,
+        "faults::server::a_foreign_slow_script",
+        "refused",
+        "Another's script does not end: BUSY",
+    )
+    .run(
+        &mut cluster(&["--busy-reply-threshold", "100"]),
+        |redis| tell_in_background(redis, "EVAL while(true)do--[[]]end 0"),
+        |redis, script| {
+            tell_new_connection(redis, "SCRIPT KILL");
+            assert!(script.join().unwrap().is_err(), "the script was killed");
+        },
+    );
 }
 
 /// Runs a trial in which the rights of the nodes' user change.
@@ -164,14 +170,16 @@ fn with_user(trial: &Trial<'_>, fail: &str, mend: &str) {
 #[test]
 fn a_wrong_password() {
     let _machine = reserve_quarter();
-    let trial = trial(209, "faults::a_wrong_password", "refused", "The password is changed");
+    let trial =
+        trial(209, "faults::server::a_wrong_password", "refused", "The password is changed");
     with_user(&trial, "ACL SETUSER node resetpass >wrong", "ACL SETUSER node >right");
 }
 
 #[test]
 fn a_forbidden_command() {
     let _machine = reserve_quarter();
-    let trial = trial(210, "faults::a_forbidden_command", "refused", "An ACL forbids EVALSHA");
+    let trial =
+        trial(210, "faults::server::a_forbidden_command", "refused", "An ACL forbids EVALSHA");
     with_user(&trial, "ACL SETUSER node -evalsha", "ACL SETUSER node +evalsha");
 }
 
@@ -212,7 +220,7 @@ impl Repeated {
 fn script_flush() {
     let _machine = reserve_quarter();
     let mut trial =
-        trial(211, "faults::script_flush", "", "SCRIPT FLUSH, a hundred times a second");
+        trial(211, "faults::server::script_flush", "", "SCRIPT FLUSH, a hundred times a second");
     (trial.shared, trial.meanwhile) = (true, "decisions are shared");
     trial.run(
         &mut cluster(&[]),
@@ -232,7 +240,7 @@ fn foreign_values() {
     let _machine = reserve_quarter();
     let mut trial = trial(
         212,
-        "faults::foreign_values",
+        "faults::server::foreign_values",
         "",
         "Six values of a wrong type, or corrupt, under each key",
     );

@@ -69,7 +69,7 @@ fn no_storm_of_connections() {
              answered; {slammed_after} and {silent_after} in the second afterwards"
         ),
         tokens: "–".to_owned(),
-        test: "faults::no_storm_of_connections",
+        test: "faults::storm::no_storm_of_connections",
     }
     .write(301);
 }
