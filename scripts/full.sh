@@ -2,7 +2,7 @@
 # Runs what takes too long for CI; run it before you close an issue. By default it takes up to two
 # hours:
 #   scripts/full.sh [OPTION…]
-#     --repeat N          runs of each test of order and time (20)
+#     --repeat N          runs of each test of order (20); those of time run a quarter as often
 #     --fuzz-seconds N    duration of the random tests with fresh seeds (600)
 #     --soak-minutes N    duration of the load on nodes (10)
 #     --suite N           additional runs of the whole test suite (0)

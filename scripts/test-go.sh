@@ -29,6 +29,9 @@ command -v go >/dev/null || {
 # The race detector needs it.
 export CGO_ENABLED=1
 
+# shellcheck source=scripts/lib-flaky.sh
+. scripts/lib-flaky.sh
+
 say() { printf '\n== %(%T)T %s\n' -1 "$*"; }
 
 work=$(mktemp -d)
@@ -91,7 +94,8 @@ run_failed_again() {
     flaky+=("$package $test")
   done < <(failed_tests "$work/log")
   [ ${#flaky[@]} -gt 0 ] || return 1
-  printf 'FLAKY %s\n' "${flaky[@]}"
+  jq -rj 'select(.Action == "output") | .Output' "$work/log" >"$work/go.log"
+  keep_flaky "$work/go.log" "${flaky[@]}"
 }
 
 (

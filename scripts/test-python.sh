@@ -29,6 +29,9 @@ python=python3
   exit 1
 }
 
+# shellcheck source=scripts/lib-flaky.sh
+. scripts/lib-flaky.sh
+
 say() { printf '\n== %(%T)T %s\n' -1 "$*"; }
 
 # new_environment NAME: a clean virtual environment.
@@ -60,15 +63,16 @@ run_failed_again() {
   mapfile -t failed < <(jq -r 'keys[]' "$target/python/pytest/v/cache/lastfailed")
   [ ${#failed[@]} -gt 0 ] || return 1
   printf '\nrun again: %s\n' "${failed[*]}"
-  run_tests "${failed[@]}" && run_tests "${failed[@]}" && printf 'FLAKY %s\n' "${failed[@]}"
+  run_tests "${failed[@]}" && run_tests "${failed[@]}" && keep_flaky "$log" "${failed[@]}"
 }
 
 rm -rf "$target/python/pytest"
+log=$target/python/python.log
 (
   cd clients/python
   "$target/python/test/bin/python" -m mypy --cache-dir "$target/python/mypy"
   # Most of the time, a test waits.
-  run_tests -n 4 "$@" || run_failed_again
+  run_tests -n 4 "$@" 2>&1 | tee "$log" || run_failed_again
 )
 
 say "Python client library: wheel and sdist"

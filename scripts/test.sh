@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs all checks, here and in CI: formatting, lints, documentation, deployment files, the
-# instructions of a decision, the Python and the Go library, and tests. Installs missing packages on
+# Runs all checks, here and in CI: formatting, lints, documentation, dependencies (with cargo-deny),
+# deployment files, the instructions of a decision, the Python and the Go library, the clients of all
+# three languages side by side, and tests. Installs missing packages on
 # Debian or Ubuntu (as root, or with sudo).
 #   scripts/test.sh           all
 #   scripts/test.sh --quick   before each commit: formatting, lints, documentation, unit tests, and
@@ -41,6 +42,10 @@ command -v cargo >/dev/null || {
   echo "go is missing: install Go 1.25 or newer" >&2
   exit 1
 }
+
+# The tests that failed, and passed when they ran again.
+flaky="${CARGO_TARGET_DIR:-target}/flaky"
+rm -rf "$flaky"
 
 say "formatting"
 cargo fmt --all --check
@@ -86,4 +91,5 @@ scripts/test-go.sh
 scripts/test-clients.sh
 
 say "tests"
-exec scripts/run-tests.py
+scripts/run-tests.py
+[ ! -e "$flaky/clients.txt" ] || cat "$flaky/clients.txt"
