@@ -75,6 +75,7 @@
 --
 -- Registers. A bucket of a bounded namespace is in the register as long as it has a state. So a
 -- bucket with a state is decided without the register, and one without a state needs a place there.
+-- A bucket's name in it is the end of the bucket's key, without the brace.
 -- A name's score is a time in ms at which its state may have expired: the state's expiry when it
 -- was created, which later requests extend without telling the register. Nodes make room by looking
 -- at the names with the lowest scores (lua/register.lua). A name whose state was deleted stays until
@@ -104,6 +105,8 @@ local CARRIED = 16777216
 local MAX_SPAN = 126230400000000
 -- The first expiry of a register, in seconds: 30 days.
 local REGISTER_KEPT = 2592000
+-- How the error begins that says that a key has another type.
+local WRONG_TYPE = '^WRONGTYPE '
 
 local call, pcall, pack, unpack_bytes = redis.call, redis.pcall, struct.pack, struct.unpack
 local numbers, groups = ARGV[1], ARGV[2]
@@ -125,11 +128,6 @@ local function since_zero(accrued)
   return since, part
 end
 
--- The name of a bucket in its namespace's register, by their keys.
-local function name_in(register, key) return string.sub(key, #register + 1, -2) end
-
-local function is_of_wrong_type(reply) return string.find(reply.err, '^WRONGTYPE ') end
-
 local now, states, undeclared = unpack_bytes('<ddd', numbers)
 local keys = KEYS
 if undeclared > 0 then keys = { unpack(ARGV, #ARGV - undeclared + 1) } end
@@ -149,7 +147,7 @@ else
   values = { false }
   for i = 1, states do
     local value = pcall('GET', keys[i])
-    values[i + 1] = (type(value) == 'string' or value and not is_of_wrong_type(value)) and value
+    values[i + 1] = (type(value) == 'string' or value and not string.find(value.err, WRONG_TYPE)) and value
   end
 end
 if simulated then
@@ -240,16 +238,16 @@ while at <= #groups do
         if names == nil then
           names = pcall('ZCARD', keys[register])
           if type(names) == 'table' then
-            local foreign = is_of_wrong_type(names)
-            if foreign then call('DEL', keys[register]) end
-            names = foreign and 0 or false
+            local foreign = string.find(names.err, WRONG_TYPE)
+            local deleted = foreign and pcall('DEL', keys[register])
+            names = type(deleted) == 'number' and 0 or false
           end
           -- Some of those that are to be added may be there already.
           if names and added_to[register] then names = names + #added_to[register] / 2 end
           names_in[register] = names
         end
         if names == bound then
-          score = pcall('ZSCORE', keys[register], name_in(keys[register], keys[index]))
+          score = pcall('ZSCORE', keys[register], string.sub(keys[index], #keys[register] + 1, -2))
         end
         if not names or score and type(score) == 'table' then
           granted = UNREADABLE
@@ -267,28 +265,30 @@ while at <= #groups do
       local moment, start, state_at, current, previous, is_of_this_window, own_at
       balance = cap
       local logged
-      if log then
-        logged, moment = value or '', now
-        if value then
-          own_at = log.last_at(value)
-          -- The clock may have stepped back, by an hour at most.
-          if own_at > now + 3600000000 then logged = '' else moment = math.max(now, own_at) end
+      if length then
+        if log then
+          logged, moment = value or '', now
+          if value then
+            own_at = log.last_at(value)
+            -- The clock may have stepped back, by an hour at most.
+            if own_at > now + 3600000000 then logged = '' else moment = math.max(now, own_at) end
+          end
+          balance = math.max(cap - log:hits(logged, length, moment), 0)
+          since, part = balance, 0
+        elseif lasting then
+          state_at, current, is_of_this_window, own_at = windows.asked_before(value, now, length, lasting, cap)
+          start, previous = state_at, 0
+          balance = cap - current
+          since, part = balance, 0
+        else
+          moment, start, state_at, current, previous, is_of_this_window, own_at =
+            windows.counts(value, now, length)
+          local used = current
+          if sliding then used = used + math.floor(previous * (start + length - moment) / length) end
+          balance = cap - used
+          if balance < 0 and not counts_refused then balance = 0 end
+          since, part = balance, 0
         end
-        balance = math.max(cap - log:hits(logged, length, moment), 0)
-        since, part = balance, 0
-      elseif lasting then
-        state_at, current, is_of_this_window, own_at = windows.asked_before(value, now, length, lasting, cap)
-        start, previous = state_at, 0
-        balance = cap - current
-        since, part = balance, 0
-      elseif length then
-        moment, start, state_at, current, previous, is_of_this_window, own_at =
-          windows.counts(value, now, length)
-        local used = current
-        if sliding then used = used + math.floor(previous * (start + length - moment) / length) end
-        balance = cap - used
-        if balance < 0 and not counts_refused then balance = 0 end
-        since, part = balance, 0
       elseif value then
         local zero, rest = unpack_bytes(STATE, value)
         since = (now - zero) % TIME_MODULUS
@@ -366,52 +366,48 @@ while at <= #groups do
         if full or cost <= 0 then full = since - part / FRACTIONS >= cap end
       end
       local changed = granted > 0 or restated
-      -- The state to write, and whether its expiry stays.
-      local state, keeps_expiry, step
-      if log then
-        if granted > 0 then
-          if cost < 0 then
-            logged = log:take_back(logged, length, moment, -granted * cost)
-          else
-            logged = log:add(logged, length, cap, moment, granted * cost)
+      -- The state to write, and whether its expiry stays; or whether the key is deleted.
+      local state, keeps_expiry, step, gone
+      if length then
+        if log then
+          if granted > 0 then
+            if cost < 0 then
+              logged = log:take_back(logged, length, moment, -granted * cost)
+            else
+              logged = log:add(logged, length, cap, moment, granted * cost)
+            end
           end
-        end
-        if granted < asked then
-          local room_at = log:room_at(logged, length, most, moment, cost)
-          -- A log that was corrupted may have any times, and the node must get a time that it can believe.
-          retry = room_at and math.min(math.max(room_at - now, 0), 2 * length + 3600000000) or -1
-        end
-        if granted > 0 and logged == '' then
-          if value then
-            call('DEL', keys[index])
-            written, value = true, false
+          if granted < asked then
+            local room_at = log:room_at(logged, length, most, moment, cost)
+            -- A log that was corrupted may have any times, and the node must get a time that it can believe.
+            retry = room_at and math.min(math.max(room_at - now, 0), 2 * length + 3600000000) or -1
           end
-        elseif granted > 0 or value and rewrite then
-          state = granted > 0 and logged or value
-          step = log.last_at(state) + 1
-        end
-      elseif length then
-        local counted = counts_refused and asked or granted
-        if lasting and balance >= 0 then counted = math.min(granted + 1, asked) end
-        current = math.min(math.max(current + counted * cost, 0), 4294967295)
-        if counts_refused then
-          retry = -1
-        elseif granted < asked then
-          retry = lasting and start + lasting - now
-            or windows.room_after(now, moment, start, length, sliding, most, cost, current, previous)
-        end
-        if counted > 0 and cost ~= 0 then
-          state = pack(WINDOW, state_at % TIME_MODULUS, current, previous)
-          keeps_expiry, step = is_of_this_window and not rewrite, start
-        elseif value and rewrite then
-          state, step = value, lasting and own_at or own_at - own_at % length
+          if granted > 0 and logged == '' then
+            gone = value
+          elseif granted > 0 or value and rewrite then
+            state = granted > 0 and logged or value
+            step = log.last_at(state) + 1
+          end
+        else
+          local counted = counts_refused and asked or granted
+          if lasting and balance >= 0 then counted = math.min(granted + 1, asked) end
+          current = math.min(math.max(current + counted * cost, 0), 4294967295)
+          if counts_refused then
+            retry = -1
+          elseif granted < asked then
+            retry = lasting and start + lasting - now
+              or windows.room_after(now, moment, start, length, sliding, most, cost, current, previous)
+          end
+          if counted > 0 and cost ~= 0 then
+            state = pack(WINDOW, state_at % TIME_MODULUS, current, previous)
+            keeps_expiry, step = is_of_this_window and not rewrite, start
+          elseif value and rewrite then
+            state, step = value, lasting and own_at or own_at - own_at % length
+          end
         end
       elseif changed and full and not (value and cap < life) then
         -- A full bucket needs no state, unless it may not be full by the terms of another node.
-        if value then
-          call('DEL', keys[index])
-          written, value = true, false
-        end
+        gone = value
       elseif changed or value and (rewrite or carried) then
         if changed and full then
           since, part = since_zero(cap)
@@ -424,44 +420,63 @@ while at <= #groups do
         keeps_expiry = full_at_before and not rewrite
           and step == full_at_before - full_at_before % grid
       end
-      if state then
-        if keeps_expiry then
-          call('SETRANGE', keys[index], '0', state)
+      -- The error if the server refuses the write.
+      local failed
+      if keeps_expiry then
+        local reply = pcall('SETRANGE', keys[index], '0', state)
+        -- The value had this length.
+        if reply == #state then
           written, value = true, state
         else
-          if step ~= expiry_step then
-            -- In a batch many expire together, and Redis takes long to make text of a number.
-            expiry_step, expires_ms = step, math.ceil((step + grid) / 1000)
-            if idle >= 0 then expires_ms = math.min(expires_ms, math.ceil((now + idle) / 1000)) end
-            expires_ms = string.format('%.0f', expires_ms)
-          end
-          local until_ms = expires_ms
-          if length and rewrite and value then
-            -- Nodes with longer windows may still need the state.
-            local kept_ms = call('PEXPIRETIME', keys[index])
+          failed = reply
+        end
+      elseif state then
+        if step ~= expiry_step then
+          -- In a batch many expire together, and Redis takes long to make text of a number.
+          expiry_step, expires_ms = step, math.ceil((step + grid) / 1000)
+          if idle >= 0 then expires_ms = math.min(expires_ms, math.ceil((now + idle) / 1000)) end
+          expires_ms = string.format('%.0f', expires_ms)
+        end
+        local until_ms = expires_ms
+        if length and rewrite and value then
+          -- Nodes with longer windows may still need the state.
+          local kept_ms = pcall('PEXPIRETIME', keys[index])
+          if type(kept_ms) == 'number' then
             until_ms = string.format('%.0f', math.max(tonumber(expires_ms), kept_ms))
-          end
-          local reply = pcall('SET', keys[index], state, 'PXAT', until_ms)
-          if reply.ok then
-            if register > 0 and (enroll or not value) then
-              local added = added_to[register] or {}
-              added[#added + 1] = expires_ms
-              added[#added + 1] = name_in(keys[register], keys[index])
-              added_to[register] = added
-              -- A name with a place does not count twice.
-              if names_in[register] and not score then
-                names_in[register] = names_in[register] + 1
-              end
-            end
-            written, value = true, state
           else
-            -- SET failed: the slot is being moved and the key is not here, or the user may not write
-            -- it. If another run was written, only this run fails: an error would make the node send
-            -- all again.
-            if not written then error(reply) end
-            granted, balance = UNREADABLE, 0
+            failed = kept_ms
           end
         end
+        local reply = failed or pcall('SET', keys[index], state, 'PXAT', until_ms)
+        if reply.ok then
+          if register > 0 and (enroll or not value) then
+            local added = added_to[register] or {}
+            added[#added + 1] = expires_ms
+            added[#added + 1] = string.sub(keys[index], #keys[register] + 1, -2)
+            added_to[register] = added
+            -- A name with a place does not count twice.
+            if names_in[register] and not score then
+              names_in[register] = names_in[register] + 1
+            end
+          end
+          written, value = true, state
+        else
+          failed = reply
+        end
+      elseif gone then
+        local reply = pcall('DEL', keys[index])
+        if type(reply) == 'number' then
+          written, value = true, false
+        else
+          failed = reply
+        end
+      end
+      if failed then
+        -- The slot is being moved and the key is not here, or the user may not write it, or lacks the
+        -- command. If another run was written, only this run fails: an error would make the node send
+        -- all again.
+        if not written then error(failed) end
+        granted, balance = UNREADABLE, 0
       end
 
       if single then values[index + 1] = value end

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use tokio::time::error::Elapsed;
 use tonic::Status;
 
 use super::credentials::CredentialArgs;
@@ -58,7 +59,10 @@ impl Node {
                 None if self.target.credentials().dialer().is_none() || is_refused(&error) => {
                     format!("no node answers at {address}: is `tollgate serve` running there?")
                 }
-                None => format!("the TLS connection to {address} failed: {}", cause(&error)),
+                None => {
+                    let cause = cause(&error, self.timeout);
+                    format!("the TLS connection to {address} failed: {cause}")
+                }
             },
         )
     }
@@ -92,11 +96,15 @@ fn is_refused(error: &(dyn Error + 'static)) -> bool {
         || error.source().is_some_and(is_refused)
 }
 
-/// The message of the innermost error.
-fn cause(error: &dyn Error) -> String {
+/// The message of the innermost error. `timeout`: the time limit of the connection.
+fn cause(error: &(dyn Error + 'static), timeout: Duration) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
+    }
+    let inside = innermost.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    if inside.is_some_and(|error| error.is::<Elapsed>()) {
+        return format!("no answer after {timeout:?} (--timeout)");
     }
     innermost.to_string()
 }

@@ -50,7 +50,8 @@ pub async fn send(
             }
         }
     };
-    timeout(limit, response).await?
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("timed out after {limit:?}"));
+    timeout(limit, response).await.map_err(late)?
 }
 
 /// The request with the headers that each request has.

@@ -1,5 +1,6 @@
 //! gRPC client of a parent cluster: calls `doorman.Capacity/GetServerCapacity`.
 
+use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -54,7 +55,13 @@ impl Parent for ParentClient {
 }
 
 fn call_error(address: &Address, status: &Status) -> ParentError {
-    let text = format!("{address}: {:?}: {}", status.code(), status.message());
+    let mut text = format!("{address}: {:?}: {}", status.code(), status.message());
+    // Why there is no connection, such as a refused certificate.
+    if let Some(cause) = causes(status).last().map(ToString::to_string)
+        && !text.contains(&cause)
+    {
+        text = format!("{text}: {cause}");
+    }
     let refused = is_refusal(status.code());
     // A parent does not act on a request that it refuses.
     let heard = !refused && !is_connect_error(status);
@@ -73,14 +80,12 @@ fn is_refusal(code: Code) -> bool {
 
 /// Whether connecting failed, so that the request was not sent.
 fn is_connect_error(status: &Status) -> bool {
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        if error.is::<tonic::ConnectError>() {
-            return true;
-        }
-        source = error.source();
-    }
-    false
+    causes(status).any(|error| error.is::<tonic::ConnectError>())
+}
+
+/// The errors that led to a status, the innermost last.
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    std::iter::successors(status.source(), |&error| error.source())
 }
 
 fn wire_request(request: &ParentRequest) -> ServerCapacityResourceRequest {
@@ -206,6 +211,19 @@ mod tests {
             answers.iter().map(|a| a.as_ref().ok().map(|l| l.capacity)).collect();
         assert_eq!(capacities, [Some(1.0), None, None, Some(4.0)]);
         assert!(answers.iter().filter_map(|a| a.as_ref().err()).all(|error| error.heard));
+    }
+
+    #[test]
+    fn an_error_says_why_there_is_no_connection() {
+        const CAUSE: &str = "received fatal alert: CertificateRequired";
+        let text = |message: &str| {
+            let mut status = Status::unavailable(message);
+            status.set_source(std::sync::Arc::new(std::io::Error::other(CAUSE)));
+            call_error(&"parent:1".parse().unwrap(), &status).text
+        };
+        let expected = format!("parent:1: Unavailable: transport error: {CAUSE}");
+        assert_eq!(text("transport error"), expected);
+        assert_eq!(text(&format!("transport error: {CAUSE}")), expected, "once");
     }
 
     #[test]

@@ -8,10 +8,12 @@ use testkit::cluster::reserve_quarter;
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, Servers};
-use tollgate_server::domain::bucket::{BucketKind, Terms};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit, Terms};
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::redis::{RedisStore, slot};
-use tollgate_server::store::{BucketRequest, Outcome, Store as _, StoreError, Verdict};
+use tollgate_server::store::{
+    BucketRequest, Outcome, Store as _, StoreError, TokenAction, Verdict,
+};
 
 use crate::faults::store_with_health;
 use crate::registers::{Bounded, open, register_only, registered, slow};
@@ -68,6 +70,43 @@ async fn a_call_whose_register_cant_be_read_takes_tokens_once() {
     assert_eq!(verdict(&outcomes[1]), Err(StoreError::Refused), "{outcomes:?}");
     let left = tokens(&all, &terms, "own").await;
     assert!((899.9..950.0).contains(&left), "{left}");
+}
+
+/// The user lacks the right to the command that writes the second bucket of a call.
+#[tokio::test]
+async fn a_call_of_which_one_write_is_refused_takes_tokens_once() {
+    let _machine = reserve_quarter();
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let mut set_rights = |rights: &[&str]| {
+        redis::cmd("ACL").arg("SETUSER").arg("limited").arg(rights).exec(&mut inside).unwrap();
+    };
+    set_rights(&["on", ">secret", "~*", "+@all"]);
+    let all = open(&redis.store_url()).await;
+    let limited = open(&redis.url().replace("://", "://limited:secret@")).await;
+    // So many tokens that one of them does not change when the state expires.
+    let limit = BucketLimit { size_tokens: 100_000, fill_rate: 0.1, ..BucketLimit::default() };
+    let terms = limit.terms();
+    let request = |name, action| BucketRequest {
+        kind: BucketKind::Configured,
+        action,
+        ..node(&all, 5).request(name, &terms, 1)
+    };
+    let take = TokenAction::Take { max_wait_ms: 0 };
+    for (command, first, second, action, expected) in [
+        ("setrange", "1-new", "2-known", take, 99_999.0),
+        ("set", "3-known", "4-new", take, 99_998.0),
+        ("del", "5-new", "6-known", TokenAction::GiveBack, 99_999.0),
+    ] {
+        let known = if first.ends_with("known") { first } else { second };
+        assert_eq!(verdict(&all.decide(&[request(known, take)]).await[0]), Ok(Verdict::Granted));
+        set_rights(&["+@all", &format!("-{command}")]);
+        let outcomes = limited.decide(&[request(first, take), request(second, action)]).await;
+        assert_eq!(verdict(&outcomes[0]), Ok(Verdict::Granted), "{command}: {outcomes:?}");
+        assert_eq!(verdict(&outcomes[1]), Err(StoreError::Refused), "{command}: {outcomes:?}");
+        let left = tokens(&all, &terms, first).await * limit.fill_rate;
+        assert!((expected - 0.1..expected + 0.9).contains(&left), "{command}: {left}");
+    }
 }
 
 /// Names of buckets whose states are in other slots of the server that has the register.

@@ -117,6 +117,7 @@ fn a_handshake_that_never_ends_times_out() {
         // Ten times the time limit.
         assert!(start.elapsed() < Duration::from_secs(3), "{ask:?} {:?}", start.elapsed());
         assert_eq!(done.code, 2, "{ask:?} {done:?}");
+        assert!(done.stderr.contains(" after 300ms"), "{ask:?} {done:?}");
         let sent = server.join().unwrap();
         assert!(sent < BYTES, "{ask:?} read all bytes");
     }

@@ -25,6 +25,15 @@ use crate::store::clock::Clock;
 use crate::store::members::Members;
 use crate::store::{Down, StoreError};
 
+/// A server counts as down after so many timeouts without any reply.
+const SILENT_TIMEOUTS: u32 = 2;
+
+/// How long no connection to a server may have a reply while it counts as up. `timeout`: how long a
+/// decision waits.
+pub(super) fn max_silence(timeout: Duration) -> Duration {
+    timeout * SILENT_TIMEOUTS
+}
+
 /// The health of the whole store, as all connections of this node see it.
 pub struct Health {
     /// The servers of the current topology.
@@ -258,12 +267,12 @@ impl ServerHealth {
         self.heartbeats_answered.load(Ordering::Relaxed)
     }
 
-    /// Records that a command was sent to the server.
-    pub(super) fn record_sent(&self) {
-        // The silence of a server begins with the first command after its last reply.
+    /// Records that a command was sent to the server. Returns whether its silence began: with the first
+    /// command after its last reply.
+    pub(super) fn record_sent(&self) -> bool {
         let (none, now) = (0, self.now_ms() + 1);
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-        let _ = self.silent_since_ms.compare_exchange(none, now, success, failure);
+        self.silent_since_ms.compare_exchange(none, now, success, failure).is_ok()
     }
 
     /// Records a reply of the server, on any connection, that was soon enough for a decision.
@@ -271,7 +280,8 @@ impl ServerHealth {
         self.silent_since_ms.store(0, Ordering::Relaxed);
     }
 
-    /// Records that this node was held up, so that the silence so far says nothing about the server.
+    /// Records that the silence so far says nothing about the server, for example because this node was
+    /// held up.
     pub(super) fn forget_silence(&self) {
         self.silent_since_ms.store(0, Ordering::Relaxed);
     }

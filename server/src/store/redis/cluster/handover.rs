@@ -4,7 +4,8 @@
 //! notices the move adds the names to the register of the server that now has their resources. That
 //! several nodes do so is harmless.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use redis::RedisError;
 
@@ -13,13 +14,13 @@ use super::shard::Shard;
 use super::topology::slot;
 use crate::store::redis::keys::{Birth, ResourceKeys, ServerKeys};
 
-/// Names of resources, each with the time at which its keys expire, in s since the epoch.
-type Names = Vec<(f64, Vec<u8>)>;
+/// When the keys of a resource expire, in s since the epoch, and its name.
+type Entry = (f64, Vec<u8>);
 
 /// A cursor, and names with their scores.
 type ScanReply = (u64, Vec<(Vec<u8>, f64)>);
 
-/// The number of names to read or write with one command.
+/// The number of names to read with one command, about.
 const PAGE: usize = 1000;
 
 impl Connector {
@@ -38,59 +39,73 @@ impl Connector {
     }
 }
 
-/// Moves the names out of the register with this tag. `None` if a slot has no server, or a server
-/// gave no answer.
+/// Moves the names out of the register with this tag, a page at a time. `None` if the register's slot
+/// has no server, or some names could not be moved.
 async fn move_names(shards: &Shards, tag: &str) -> Option<()> {
     let register = ServerKeys::new(tag, Birth::default()).resources;
     let old = &shards.all[shards.topology.master_of(slot(register.as_bytes()))?];
-    let mut by_master: HashMap<usize, Names> = HashMap::new();
-    for (expires_s, name) in read_names(old, &register).await? {
-        let resource = ResourceKeys::new(&String::from_utf8_lossy(&name));
-        let place = shards.topology.master_of(slot(&resource.holders))?;
-        by_master.entry(place).or_default().push((expires_s, name));
-    }
-    for (place, names) in by_master {
-        let new = &shards.all[place];
-        // A server may have this slot as its highest one now. Its own names stay in the register.
-        if new.keys.resources == register {
-            continue;
+    let (mut cursor, mut failed) = (0_u64, HashSet::new());
+    loop {
+        let (next, names) = read_page(old, &register, cursor).await?;
+        let mut by_master: HashMap<Option<usize>, Vec<Entry>> = HashMap::new();
+        for (name, expires_s) in names {
+            let resource = ResourceKeys::new(&String::from_utf8_lossy(&name));
+            let place = shards.topology.master_of(slot(&resource.holders));
+            by_master.entry(place).or_default().push((expires_s, name));
         }
-        for page in names.chunks(PAGE) {
-            let mut add = redis::cmd("ZADD");
-            // GT: the later of two expiries counts.
-            add.arg(&*new.keys.resources).arg("GT").arg(page);
-            let _: u64 = new.query(&add).await.ok()?;
-            // Only what was copied: other nodes may add names meanwhile.
-            let mut remove = redis::cmd("ZREM");
-            remove.arg(&*register);
-            for (_, name) in page {
-                remove.arg(name);
+        for (place, names) in by_master {
+            if failed.contains(&place) {
+                continue;
             }
-            let _: u64 = old.query(&remove).await.ok()?;
+            let new = place.map(|place| &shards.all[place]);
+            if move_page(old, &register, new, &names).await.is_none() {
+                failed.insert(place);
+            }
+        }
+        cursor = next;
+        if cursor == 0 {
+            return failed.is_empty().then_some(());
         }
     }
+}
+
+/// Moves names to the register of the server that has their resources. `None` if there is none, or a
+/// server gave no answer.
+async fn move_page(
+    old: &Shard,
+    register: &str,
+    new: Option<&Arc<Shard>>,
+    names: &[Entry],
+) -> Option<()> {
+    let new = new?;
+    // A server may have this slot as its highest one now. Its own names stay in the register.
+    if *new.keys.resources == *register {
+        return Some(());
+    }
+    let mut add = redis::cmd("ZADD");
+    // GT: the later of two expiries counts.
+    add.arg(&*new.keys.resources).arg("GT").arg(names);
+    let _: u64 = new.query(&add).await.ok()?;
+    // Only what was copied: other nodes may add names meanwhile.
+    let mut remove = redis::cmd("ZREM");
+    remove.arg(register);
+    for (_, name) in names {
+        remove.arg(name);
+    }
+    let _: u64 = old.query(&remove).await.ok()?;
     Some(())
 }
 
-/// The names in a register; none if the key is of another type. `None` if the server gave no answer.
-async fn read_names(server: &Shard, register: &str) -> Option<Names> {
-    let (mut names, mut cursor) = (Names::new(), 0_u64);
-    loop {
-        let mut read = redis::cmd("ZSCAN");
-        read.arg(register).arg(cursor).arg("COUNT").arg(PAGE);
-        let page: Result<ScanReply, RedisError> = server.query(&read).await;
-        let page = match page {
-            Ok((next, page)) => {
-                cursor = next;
-                page
-            }
-            // Nothing of ours.
-            Err(error) if error.code() == Some("WRONGTYPE") => return Some(Names::new()),
-            Err(_) => return None,
-        };
-        names.extend(page.into_iter().map(|(name, expires_s)| (expires_s, name)));
-        if cursor == 0 {
-            return Some(names);
-        }
+/// Some names of a register, and where the next ones are; none if the key is of another type. `None`
+/// if the server gave no answer.
+async fn read_page(server: &Shard, register: &str, cursor: u64) -> Option<ScanReply> {
+    let mut read = redis::cmd("ZSCAN");
+    read.arg(register).arg(cursor).arg("COUNT").arg(PAGE);
+    let page: Result<ScanReply, RedisError> = server.query(&read).await;
+    match page {
+        Ok(page) => Some(page),
+        // Nothing of ours.
+        Err(error) if error.code() == Some("WRONGTYPE") => Some((0, Vec::new())),
+        Err(_) => None,
     }
 }

@@ -15,7 +15,7 @@ use crate::metrics::Corrupt;
 use crate::store::StoreError;
 use crate::store::redis::NODE_TTL;
 use crate::store::redis::connecting::connection::{CONNECT_ROUND_TRIPS, Connection};
-use crate::store::redis::health;
+use crate::store::redis::health::{self, max_silence};
 use crate::store::redis::wire::script::{self, Announcement, HeartbeatReply, Scripted};
 
 /// The interval between heartbeats to a server that is up.
@@ -223,8 +223,13 @@ impl Shard {
         if self.health.is_up() {
             cmd = Scripted::Heartbeat.with_text(&cmd);
         }
+        let began_silence = self.health.record_sent();
         let exchange = self.exchange(&cmd, limits).await;
-        self.record_heartbeat(exchange, timeout, answered_before)
+        if began_silence && exchange.is_ok() {
+            // Also if it was late: decisions need not be.
+            self.health.forget_silence();
+        }
+        self.record_heartbeat(exchange, timeout, limits, answered_before)
     }
 
     /// Sends a heartbeat on an idle connection, or a new one.
@@ -275,6 +280,7 @@ impl Shard {
         &self,
         exchange: Exchange,
         timeout: Duration,
+        limits: TimeLimits,
         answered_before: u64,
     ) -> Option<u32> {
         match exchange {
@@ -302,10 +308,49 @@ impl Shard {
                 self.health.count_timeouts(1);
                 None
             }
+            // Only this connection may hang: the lanes may have had replies since the heartbeat was sent.
+            Err((StoreError::Timeout, detail)) if self.health.is_up() => {
+                let max_silence = max_silence(timeout).min(limits.reply);
+                self.health.record_timeout(1, max_silence, &detail);
+                None
+            }
             Err((error, detail)) => {
                 self.health.record_failure(error, 1, &detail);
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{Metrics, StoreMetrics};
+    use crate::store::redis::cluster::servers::Servers;
+    use crate::store::redis::health::Health;
+
+    #[tokio::test]
+    async fn a_connection_that_hangs_says_nothing_while_others_have_replies() {
+        // It accepts connections, and answers nothing.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("redis://{}", silent.local_addr().expect("bound"));
+        let classes = StoreError::ALL.map(StoreError::class);
+        let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+        let timeout = Duration::from_millis(50);
+        let connector =
+            Connector::new(Servers::single(&url).expect("a URL"), timeout, Arc::clone(&health));
+        connector.refresh(connector.version()).await;
+        let shard = Arc::clone(&connector.shards().all[0]);
+        shard.health.heartbeat_answered();
+        assert!(health.is_up());
+
+        let node = connector.announcement("test", NODE_TTL);
+        let heartbeat = || shard.heartbeat(&node, timeout, TimeLimits::SHORT);
+        // It begins after the heartbeat was sent.
+        let other = async { shard.health.record_reply() };
+        assert_eq!(tokio::join!(heartbeat(), other).0, None);
+        assert!(health.is_up());
+        assert_eq!(heartbeat().await, None);
+        assert!(!health.is_up());
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, RedisError, Value};
 
 use super::topology::Master;
-use crate::store::redis::connecting::connection::{Address, Spares};
+use crate::store::redis::connecting::connection::{Address, Connection, Spares};
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::keys::ServerKeys;
 
@@ -52,14 +52,30 @@ impl Shard {
         cmd.query_async(&mut connection.redis).await
     }
 
-    /// Sends a command that is not urgent, on a new connection. Fails with
-    /// [`io::ErrorKind::TimedOut`] after [`QUERY_TIMEOUT`].
+    /// Sends a command that is not urgent, and may be executed twice: again if an idle connection
+    /// breaks. Fails with [`io::ErrorKind::TimedOut`] after [`QUERY_TIMEOUT`].
     pub(crate) async fn query<T: FromRedisValue>(&self, cmd: &Cmd) -> Result<T, RedisError> {
         let reply = async {
-            let mut connection = self.spares.connect().await?;
-            cmd.query_async(&mut connection.redis).await
+            if let Some(idle) = self.spares.idle() {
+                match self.query_on(idle, cmd).await {
+                    Err(error) if error.is_io_error() => {}
+                    reply => return reply,
+                }
+            }
+            self.query_on(self.spares.connect().await?, cmd).await
         };
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("after {QUERY_TIMEOUT:?}"));
         tokio::time::timeout(QUERY_TIMEOUT, reply).await.map_err(late)?
+    }
+
+    /// Keeps the connection if the server executes the command.
+    async fn query_on<T: FromRedisValue>(
+        &self,
+        mut connection: Connection,
+        cmd: &Cmd,
+    ) -> Result<T, RedisError> {
+        let reply = cmd.query_async(&mut connection.redis).await?;
+        self.spares.keep(connection);
+        Ok(reply)
     }
 }

@@ -15,7 +15,7 @@ use super::queue::Queue;
 use super::round_trip::{self, Call, ReplyContext};
 use crate::store::StoreError;
 use crate::store::redis::connecting::connection::{Address, Connection};
-use crate::store::redis::health::{ServerHealth, classified};
+use crate::store::redis::health::{ServerHealth, classified, max_silence};
 use crate::store::redis::wire::batch::BATCH;
 use crate::store::redis::wire::script::Scripted;
 
@@ -24,9 +24,6 @@ const GRACE: Duration = Duration::from_millis(10);
 
 /// The timer lag above which a timeout is blamed on this node.
 const MAX_TIMER_LAG: Duration = Duration::from_millis(5);
-
-/// A server counts as down after so many timeouts without any reply.
-const SILENT_TIMEOUTS: u32 = 2;
 
 /// How long a lane may be idle before it checks its connection.
 const IDLE: Duration = Duration::from_millis(500);
@@ -188,24 +185,11 @@ impl Lane {
 
     /// Makes the calls and answers their jobs.
     async fn decide(&mut self, mut calls: Vec<Call>) {
-        match self.call(&mut calls).await {
-            Ok(replies) => {
-                let is_cluster = self.settings.is_cluster;
-                let context = ReplyContext { health: self.health(), is_cluster };
-                for (call, reply) in calls.into_iter().zip(replies) {
-                    // Not sent again, as nobody waits.
-                    if is_script_lost(&reply) && !call.is_awaited(Instant::now()) {
-                        continue;
-                    }
-                    call.answer(reply, &context);
-                }
-            }
-            Err((error, detail)) => {
-                // Callers whose deadline has passed are counted already.
-                let waiting = calls.iter().map(Call::waiting).sum();
-                self.fail(error, waiting, &detail);
-                calls.into_iter().for_each(|call| call.fail(error));
-            }
+        if let Err((error, detail)) = self.call(&mut calls).await {
+            // Callers whose deadline has passed are counted already.
+            let waiting = calls.iter().map(Call::waiting).sum();
+            self.fail(error, waiting, &detail);
+            calls.into_iter().for_each(|call| call.fail(error));
         }
     }
 
@@ -219,7 +203,7 @@ impl Lane {
     }
 
     fn record_timeout(&self, requests: usize, detail: &dyn std::fmt::Display) {
-        let max_silence = self.settings.timeout * SILENT_TIMEOUTS;
+        let max_silence = max_silence(self.settings.timeout);
         self.health().record_timeout(requests, max_silence, detail);
     }
 
@@ -279,59 +263,70 @@ impl Lane {
         connected.map_err(classified)
     }
 
-    /// Makes calls, and makes those again whose script the server has lost. The replies are in the
-    /// order of the calls.
-    async fn call(&mut self, calls: &mut [Call]) -> Result<Vec<Value>, Error> {
+    /// Makes calls and answers their jobs; makes those again whose script the server has lost. If this
+    /// fails, `calls` has those without a reply.
+    async fn call(&mut self, calls: &mut Vec<Call>) -> Result<(), Error> {
         let commands: Vec<_> = calls.iter().map(|call| (call.is_asking(), call.cmd())).collect();
-        let mut replies = self.await_replies(&commands, RoundTripLoad::of(calls)).await?;
-        let mut lost = lost_calls(calls, &replies);
-        while !lost.is_empty() {
-            self.ensure_connected(|| lost.iter().any(|&at| calls[at].is_awaited(Instant::now())))
+        let replies = self.await_replies(&commands, RoundTripLoad::of(calls)).await?;
+        self.answer_executed(calls, replies);
+        while !calls.is_empty() {
+            self.ensure_connected(|| calls.iter().any(|call| call.is_awaited(Instant::now())))
                 .await?;
             let (now, is_cluster) = (Instant::now(), self.settings.is_cluster);
-            lost.retain(|&at| calls[at].retain_awaited(now, is_cluster));
-            self.resend_lost(calls, &lost, &mut replies).await?;
-            let still_lost = lost_calls(calls, &replies);
-            // The server does not keep scripts.
-            if still_lost.len() == lost.len() {
-                break;
+            calls.retain_mut(|call| call.retain_awaited(now, is_cluster));
+            if calls.is_empty() {
+                return Ok(());
             }
-            lost = still_lost;
+            let replies = self.resend_lost(calls).await?;
+            if replies.iter().all(is_script_lost) {
+                // The server does not keep scripts.
+                self.answer(std::mem::take(calls).into_iter().zip(replies));
+            } else {
+                self.answer_executed(calls, replies);
+            }
         }
-        Ok(replies)
+        Ok(())
     }
 
-    /// Makes calls again whose script the server has lost, and so did nothing, and replaces their
-    /// replies.
+    fn answer(&self, replied: impl Iterator<Item = (Call, Value)>) {
+        let context = ReplyContext { health: self.health(), is_cluster: self.settings.is_cluster };
+        replied.for_each(|(call, reply)| call.answer(reply, &context));
+    }
+
+    /// Answers the calls that the server has executed. Leaves those whose script it does not have, and
+    /// which somebody waits for.
+    fn answer_executed(&self, calls: &mut Vec<Call>, replies: Vec<Value>) {
+        let replied = std::mem::take(calls).into_iter().zip(replies);
+        self.answer(replied.filter_map(|(call, reply)| {
+            if !is_script_lost(&reply) {
+                return Some((call, reply));
+            }
+            if call.is_awaited(Instant::now()) {
+                calls.push(call);
+            }
+            None
+        }));
+    }
+
+    /// Makes calls again whose script the server has lost, and so did nothing.
     ///
     /// The server reads its input in pieces, and may lose a script once more between two commands. So
-    /// the first call of each script has its text, and at least these calls are answered.
-    async fn resend_lost(
-        &mut self,
-        calls: &[Call],
-        lost: &[usize],
-        replies: &mut [Value],
-    ) -> Result<(), Error> {
-        if lost.is_empty() {
-            return Ok(());
-        }
+    /// the first call of each script has its text, and at least these calls are executed.
+    async fn resend_lost(&mut self, calls: &[Call]) -> Result<Vec<Value>, Error> {
         let (mut loads, mut with_text) = (Vec::new(), Vec::new());
         for script in Scripted::ALL {
-            if let Some(&at) = lost.iter().find(|&&at| calls[at].script() == Some(script)) {
+            if let Some(at) = calls.iter().position(|call| call.script() == Some(script)) {
                 loads.push(script.load());
                 with_text.push((at, script.with_text(calls[at].cmd())));
             }
         }
-        let again = lost.iter().map(|&at| {
+        let again = calls.iter().enumerate().map(|(at, call)| {
             let own = with_text.iter().find(|(with_text, _)| *with_text == at);
-            (calls[at].is_asking(), own.map_or(calls[at].cmd(), |(_, cmd)| cmd))
+            (call.is_asking(), own.map_or(call.cmd(), |(_, cmd)| cmd))
         });
         let commands: Vec<_> = loads.iter().map(|load| (false, load)).chain(again).collect();
-        let mut answers = self.await_replies(&commands, RoundTripLoad::default()).await?;
-        for (&at, answer) in lost.iter().zip(answers.drain(loads.len()..)) {
-            replies[at] = answer;
-        }
-        Ok(())
+        let mut replies = self.await_replies(&commands, RoundTripLoad::default()).await?;
+        Ok(replies.split_off(loads.len()))
     }
 
     /// Sends commands at once, each after ASKING if told so, and returns their replies.
@@ -434,14 +429,6 @@ async fn connect_anew(
 /// Whether a reply says that the server does not have the script.
 fn is_script_lost(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(e) if e.kind() == Some(ServerErrorKind::NoScript))
-}
-
-/// The indexes of the calls that somebody waits for, and whose script the server does not have.
-fn lost_calls(calls: &[Call], replies: &[Value]) -> Vec<usize> {
-    let both = calls.iter().zip(replies).enumerate();
-    let is_lost = |call: &Call, reply| is_script_lost(reply) && call.is_awaited(Instant::now());
-    let lost = both.filter(|(_, (call, reply))| is_lost(call, reply));
-    lost.map(|(at, _)| at).collect()
 }
 
 #[cfg(test)]

@@ -265,7 +265,7 @@ const FOREIGN_KEY: &str = "look at the key: something else may write to this Red
                            database of its own";
 
 /// The advice about a key that the user may not use.
-const RIGHTS: &str = "give the user of --store the right to read and write all keys (~*)";
+const RIGHTS: &str = "give the user of --store the rights in docs/operating.md, on all keys (~*)";
 
 impl ReplyContext<'_> {
     /// What it means that a script can't read or write a key.
@@ -280,7 +280,8 @@ impl ReplyContext<'_> {
 
     /// Answers the jobs of a call that failed as a whole.
     fn fail_all<R, T>(&self, reply: Value, jobs: Vec<SharedJob<R, T>>) {
-        let failure = self.call_failure(reply, jobs.len());
+        // Callers whose deadline has passed are counted already.
+        let failure = self.call_failure(reply, waiting(&jobs));
         for job in jobs {
             job.reply_to.send(Err(failure.clone()));
         }

@@ -203,6 +203,24 @@ async fn an_abandoned_call_whose_script_is_lost_is_not_sent_again() {
     assert!(answer.await.is_ok() && health.is_up());
 }
 
+/// The script of one of two calls is lost, and the server hangs up when it is sent again.
+#[tokio::test]
+async fn a_call_that_was_executed_is_answered_whatever_becomes_of_the_others() {
+    let (listener, lane, health) = lane(TIMEOUT).await;
+    let script = Scripted::Parent;
+    let executed = push_ping(&lane);
+    let lost = push(&lane, script.call(0), Some(script));
+    let mut server = accept(&listener).await;
+    welcome(&mut server).await;
+    read_to(&mut server, "EVALSHA").await;
+    reply(&mut server, "+PONG\r\n-NOSCRIPT No matching script.\r\n").await;
+    assert_eq!(executed.await, Ok(Ok(Value::SimpleString("PONG".to_owned()))));
+    assert!(health.is_up());
+    read_to(&mut server, "EVAL\r\n").await;
+    drop(server);
+    assert_eq!(lost.await, Ok(Err(Failure::Store(StoreError::Unreachable))));
+}
+
 #[tokio::test]
 async fn a_request_whose_time_is_up_is_not_sent() {
     let (listener, lane, _) = lane(TIMEOUT).await;
@@ -260,7 +278,7 @@ async fn a_stall_of_the_node_says_nothing_about_the_server() {
     welcome(&mut server).await;
     assert!(read(&mut server).await.contains("PING"));
     #[allow(clippy::disallowed_methods, reason = "simulates a stall of the node")]
-    std::thread::sleep(SHORT * (SILENT_TIMEOUTS + 1));
+    std::thread::sleep(max_silence(SHORT) + SHORT);
     assert_eq!(answer.await, Ok(Err(Failure::Store(StoreError::Timeout))));
     assert!(health.is_up());
 }
