@@ -95,7 +95,6 @@ ordered=(
   "faults outage::"
   "leases outage::"
   "redis topology::"
-  "transport connections::"
   "cluster balancer::"
 )
 
