@@ -50,21 +50,28 @@ fn verdict(outcome: &Result<Outcome, StoreError>) -> Result<Verdict, StoreError>
     outcome.map(|outcome| outcome.verdict)
 }
 
+/// Changes the rights of the user `limited`.
+fn set_rights(redis: &Redis, rights: &[&str]) {
+    let mut inside = redis.connection();
+    redis::cmd("ACL").arg("SETUSER").arg("limited").arg(rights).exec(&mut inside).unwrap();
+}
+
+/// A store as a user with all rights has it, and as the user `limited` does, who has them for now.
+async fn stores_of_two_users(redis: &Redis) -> (RedisStore, RedisStore) {
+    set_rights(redis, &["on", ">secret", "~*", "+@all"]);
+    let limited = redis.url().replace("://", "://limited:secret@");
+    (open(&redis.store_url()).await, open(&limited).await)
+}
+
 #[tokio::test]
 async fn a_call_whose_register_cant_be_read_takes_tokens_once() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
-    let mut inside = redis.connection();
-    let mut set_rights = |rights: &[&str]| {
-        redis::cmd("ACL").arg("SETUSER").arg("limited").arg(rights).exec(&mut inside).unwrap();
-    };
-    set_rights(&["on", ">secret", "~*", "+@all"]);
-    let (all, terms) = (open(&redis.store_url()).await, slow());
-    let limited = open(&redis.url().replace("://", "://limited:secret@")).await;
+    let ((all, limited), terms) = (stores_of_two_users(&redis).await, slow());
     assert_eq!(node(&all, 5).take("old", &terms, 100).await, Verdict::Granted);
 
     // Heartbeats need it, too.
-    set_rights(&["-zcard"]);
+    set_rights(&redis, &["-zcard"]);
     let outcomes = decide_own_new_old(&limited, &terms, ["own", "new", "old"]).await;
     assert_eq!(verdict(&outcomes[0]), Ok(Verdict::Granted), "{outcomes:?}");
     assert_eq!(verdict(&outcomes[1]), Err(StoreError::Refused), "{outcomes:?}");
@@ -77,13 +84,7 @@ async fn a_call_whose_register_cant_be_read_takes_tokens_once() {
 async fn a_call_of_which_one_write_is_refused_takes_tokens_once() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
-    let mut inside = redis.connection();
-    let mut set_rights = |rights: &[&str]| {
-        redis::cmd("ACL").arg("SETUSER").arg("limited").arg(rights).exec(&mut inside).unwrap();
-    };
-    set_rights(&["on", ">secret", "~*", "+@all"]);
-    let all = open(&redis.store_url()).await;
-    let limited = open(&redis.url().replace("://", "://limited:secret@")).await;
+    let (all, limited) = stores_of_two_users(&redis).await;
     // So many tokens that one of them does not change when the state expires.
     let limit = BucketLimit { size_tokens: 100_000, fill_rate: 0.1, ..BucketLimit::default() };
     let terms = limit.terms();
@@ -100,7 +101,7 @@ async fn a_call_of_which_one_write_is_refused_takes_tokens_once() {
     ] {
         let known = if first.ends_with("known") { first } else { second };
         assert_eq!(verdict(&all.decide(&[request(known, take)]).await[0]), Ok(Verdict::Granted));
-        set_rights(&["+@all", &format!("-{command}")]);
+        set_rights(&redis, &["+@all", &format!("-{command}")]);
         let outcomes = limited.decide(&[request(first, take), request(second, action)]).await;
         assert_eq!(verdict(&outcomes[0]), Ok(Verdict::Granted), "{command}: {outcomes:?}");
         assert_eq!(verdict(&outcomes[1]), Err(StoreError::Refused), "{command}: {outcomes:?}");
