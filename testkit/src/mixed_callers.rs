@@ -70,6 +70,10 @@ pub struct Account {
     pub refused: u64,
     /// Times of the first and the last request.
     pub asked: Option<(Instant, Instant)>,
+    /// Time of the store's first answer.
+    pub first_answer: Option<Instant>,
+    /// Time of the last request that the store refused: the bucket lacked its tokens after it.
+    pub last_refused: Option<Instant>,
     /// Cancelled calls, whose outcome is unknown.
     pub cancelled: u64,
     /// Calls decided without the shared store, which may have counted them nevertheless.
@@ -114,6 +118,8 @@ impl Record {
                 (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
                 (a, b) => a.or(b),
             };
+            sum.first_answer = sum.first_answer.into_iter().chain(account.first_answer).min();
+            sum.last_refused = sum.last_refused.max(account.last_refused);
         }
         for (status, count) in other.others {
             *self.others.entry(status).or_default() += count;
@@ -129,11 +135,19 @@ impl Account {
         self.grants.iter().map(|grant| grant.tokens).sum()
     }
 
-    /// Seconds from the first request to the last answer, and to the last request.
-    pub fn spans(&self) -> (f64, f64) {
-        let Some((first, last)) = self.asked else { return (0.0, 0.0) };
+    /// Seconds from the first request to the last answer: no grant is outside of them.
+    pub fn span(&self) -> f64 {
+        let Some((first, last)) = self.asked else { return 0.0 };
         let answered = self.grants.iter().map(|grant| grant.answered).max().unwrap_or(last);
-        ((answered.max(last) - first).as_secs_f64(), (last - first).as_secs_f64())
+        (answered.max(last) - first).as_secs_f64()
+    }
+
+    /// Seconds from the first answer to the last refusal by the store, 0 if it refused nothing. The
+    /// bucket existed all this time and was empty at its end, so what it gained was granted, unless
+    /// it was full in between. What it gains later may be left over if the callers are slow.
+    pub fn span_until_empty(&self) -> f64 {
+        let span = self.last_refused.zip(self.first_answer);
+        span.map_or(0.0, |(last, first)| last.saturating_duration_since(first).as_secs_f64())
     }
 
     /// Highest ratio of granted tokens to `burst + rate * time` over all intervals that begin at
@@ -242,6 +256,9 @@ async fn caller(
                 let account = record.accounts.entry(answer.bucket.clone()).or_default();
                 let first = account.asked.map_or(sent, |asked| asked.0);
                 account.asked = Some((first, sent));
+                if !answer.degraded {
+                    account.first_answer.get_or_insert(answered);
+                }
                 account.largest = account.largest.max(tokens as f64);
                 account.degraded += u64::from(answer.degraded);
                 if status == Status::Ok {
@@ -249,6 +266,9 @@ async fn caller(
                     account.grants.push(Grant { sent, answered, tokens });
                 } else {
                     account.refused += 1;
+                    if !answer.degraded {
+                        account.last_refused = Some(sent);
+                    }
                 }
             }
             other => *record.others.entry((group.namespace, other)).or_default() += 1,
