@@ -1,5 +1,6 @@
 //! A fair queue per thread for tasks with long CPU work.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
@@ -20,4 +21,14 @@ pub async fn wait_turn() {
     let _first = queue.acquire().await;
     // Lets the runtime poll I/O before each turn.
     yield_now().await;
+}
+
+/// A turn at once, if no other task of this thread waits for one or had one in this way. Others wait
+/// until the future ends, which it does when it is polled again, usually after the next I/O poll.
+pub fn try_turn() -> Option<impl Future<Output = ()> + Send> {
+    let first = QUEUE.with(Arc::clone).try_acquire_owned().ok()?;
+    Some(async move {
+        yield_now().await;
+        drop(first);
+    })
 }

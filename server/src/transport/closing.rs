@@ -7,6 +7,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
 
+use super::read_budget::READ_BYTES;
+
 /// Reads and discards the bytes of `stream`, whose write half is closed, until the client closes
 /// its half, is silent for `silence`, or has taken `total`.
 pub(super) async fn read_to_end(
@@ -14,7 +16,7 @@ pub(super) async fn read_to_end(
     silence: Duration,
     total: Duration,
 ) {
-    let mut discarded = vec![0; 8 << 10];
+    let mut discarded = vec![0; READ_BYTES];
     let reading =
         async { while let Ok(Ok(1..)) = timeout(silence, stream.read(&mut discarded)).await {} };
     let _ = timeout(total, reading).await;

@@ -27,11 +27,8 @@ mod frames;
 mod huffman;
 
 use super::forward_write::forward_write;
-use super::read_budget::{BudgetedStream, ReadBudget};
+use super::read_budget::{BudgetedStream, READ_BYTES, ReadBudget};
 use frames::{Frames, TablesDiffer};
-
-/// Maximum bytes per read.
-const READ_BYTES: usize = 8 << 10;
 
 thread_local! {
     /// The buffer for reads. h2's own buffer often has room for a few bytes only: reading into that
@@ -145,7 +142,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Inbound<S> {
         loop {
             if self.ready == 0 && self.has_unchecked {
                 ready!(self.read_budget.poll_may_read(context));
-                self.read_budget.count_read();
+                self.read_budget.count_read(READ_BYTES);
                 self.check_held().map_err(invalid)?;
             }
             if self.ready > 0 {

@@ -2,15 +2,17 @@
 //! would be read for as long as the runtime allows: a megabyte at a time, which can be a hundred
 //! thousand small frames.
 //!
-//! A connection is read a few times per turn. When its turn is used up, it queues for the next one
-//! behind all other connections of its thread that did the same. Only the first connection of the
-//! queue is runnable, so all other connections wait for at most one turn, however many clients send
-//! without pause.
+//! A turn is two reads. When it is used up, the connection queues for the next one behind all other
+//! connections of its thread that did the same. Only the first connection of the queue is runnable,
+//! so of all that queue, others wait for at most one turn, however many clients send without pause.
+//!
+//! A connection that did not queue has a short turn at once, because hundreds of them may have input
+//! at the same moment. If that is used up, one of them may go on, and the others queue.
 
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
@@ -20,35 +22,29 @@ use tokio::io::{AsyncRead, ReadBuf};
 use super::forward_write::forward_write;
 use crate::service::fair_queue;
 
-/// Reads of one connection per turn, of up to 8 kB each: enough for all requests that one
-/// connection may have open. Requests that are answered at once make room for others, so this also
-/// limits the answers of a turn.
-const READS_PER_TURN: u8 = 2;
+/// Maximum bytes per read, and what a read costs of a turn at least. Two of these are enough for all
+/// requests that one connection may have open. Requests that are answered at once make room for
+/// others, so a turn also limits the answers.
+pub(super) const READ_BYTES: usize = 8 << 10;
 
-/// Maximum bytes per read of a new connection, until it has been read empty or queues. Connections
-/// that begin at the same moment are not in the queue yet, and could not take turns.
-const NEW_READ_BYTES: usize = 1 << 10;
+/// What a read costs of a short turn at least.
+const SHORT_READ_BYTES: usize = 2 << 10;
 
-/// Value of `reads` while the connection queues for its next turn.
-const QUEUED: u8 = u8::MAX;
+/// Value of `left` while the connection queues for its next turn.
+const QUEUED: usize = usize::MAX;
 
 /// The turn of one connection. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct ReadBudget(Arc<State>);
 
+#[derive(Default)]
 struct State {
-    /// Reads left in this turn, or [`QUEUED`].
-    reads: AtomicU8,
-    /// Whether reads are limited to [`NEW_READ_BYTES`].
-    is_new: AtomicBool,
-    /// Completes at the next turn. `None` unless the connection is in the queue.
+    /// Bytes left in this turn, or [`QUEUED`].
+    left: AtomicUsize,
+    /// Whether this turn is a short one.
+    is_short: AtomicBool,
+    /// Completes at the next turn. `None` unless the connection is in the queue, or went on.
     next: Mutex<Option<BoxFuture<'static, ()>>>,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self { reads: AtomicU8::new(0), is_new: AtomicBool::new(true), next: Mutex::default() }
-    }
 }
 
 impl ReadBudget {
@@ -56,9 +52,13 @@ impl ReadBudget {
     /// connection's task, and only then: the connection must not stay first in the queue while it
     /// waits for something else.
     pub(super) fn refill(&self, context: &mut Context<'_>) {
-        if self.0.reads.load(Ordering::Relaxed) != QUEUED || self.poll_next(context).is_ready() {
-            self.0.reads.store(READS_PER_TURN, Ordering::Relaxed);
+        if self.poll_next(context).is_pending() {
+            return;
         }
+        let is_short = self.0.left.load(Ordering::Relaxed) != QUEUED;
+        self.0.is_short.store(is_short, Ordering::Relaxed);
+        let read = if is_short { SHORT_READ_BYTES } else { READ_BYTES };
+        self.0.left.store(2 * read, Ordering::Relaxed);
     }
 
     /// Polls `future`, and begins another turn before each poll.
@@ -73,10 +73,10 @@ impl ReadBudget {
 
     /// Ready if the connection may be read. Otherwise it joins the queue.
     pub(super) fn poll_may_read(&self, context: &mut Context<'_>) -> Poll<()> {
-        match self.0.reads.load(Ordering::Relaxed) {
+        match self.0.left.load(Ordering::Relaxed) {
             QUEUED => Poll::Pending,
+            0 if self.goes_on(context) => Poll::Ready(()),
             0 => {
-                self.0.is_new.store(false, Ordering::Relaxed);
                 self.queue(context);
                 Poll::Pending
             }
@@ -85,15 +85,33 @@ impl ReadBudget {
     }
 
     /// Counts a read; [`poll_may_read`](Self::poll_may_read) must have been ready.
-    pub(super) fn count_read(&self) {
-        self.0.reads.fetch_sub(1, Ordering::Relaxed);
+    pub(super) fn count_read(&self, bytes: usize) {
+        let is_short = self.0.is_short.load(Ordering::Relaxed);
+        let least = if is_short { SHORT_READ_BYTES } else { READ_BYTES };
+        let left = self.0.left.load(Ordering::Relaxed);
+        self.0.left.store(left.saturating_sub(bytes.max(least)), Ordering::Relaxed);
+    }
+
+    /// Gives a connection another read after its short turn, if none of its thread has or awaits a
+    /// turn.
+    fn goes_on(&self, context: &mut Context<'_>) -> bool {
+        if !self.0.is_short.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(turn) = fair_queue::try_turn() else { return false };
+        self.0.is_short.store(false, Ordering::Relaxed);
+        self.wait_for(Box::pin(turn), READ_BYTES, context);
+        true
     }
 
     /// Joins the queue of this thread.
     fn queue(&self, context: &mut Context<'_>) {
-        let next = Box::pin(fair_queue::wait_turn());
+        self.wait_for(Box::pin(fair_queue::wait_turn()), QUEUED, context);
+    }
+
+    fn wait_for(&self, next: BoxFuture<'static, ()>, left: usize, context: &mut Context<'_>) {
         *self.0.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
-        self.0.reads.store(QUEUED, Ordering::Relaxed);
+        self.0.left.store(left, Ordering::Relaxed);
         let _ = self.poll_next(context);
     }
 
@@ -126,21 +144,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for BudgetedStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         ready!(self.read_budget.poll_may_read(context));
-        let is_new = self.read_budget.0.is_new.load(Ordering::Relaxed);
-        let inner = Pin::new(&mut self.inner);
-        let read = if is_new && buffer.remaining() > NEW_READ_BYTES {
-            let mut short = ReadBuf::new(buffer.initialize_unfilled_to(NEW_READ_BYTES));
-            let read = inner.poll_read(context, &mut short);
-            let length = short.filled().len();
-            buffer.advance(length);
-            read
-        } else {
-            inner.poll_read(context, buffer)
-        };
+        let most = READ_BYTES.min(self.read_budget.0.left.load(Ordering::Relaxed));
+        let room = most.min(buffer.remaining());
+        let mut limited = ReadBuf::new(buffer.initialize_unfilled_to(room));
+        let read = Pin::new(&mut self.inner).poll_read(context, &mut limited);
+        let length = limited.filled().len();
+        buffer.advance(length);
         if read.is_ready() {
-            self.read_budget.count_read();
-        } else if is_new {
-            self.read_budget.0.is_new.store(false, Ordering::Relaxed);
+            self.read_budget.count_read(length);
         }
         read
     }
@@ -168,19 +179,24 @@ mod tests {
     async fn an_endless_sender_is_interrupted() {
         let read_budget = ReadBudget::default();
         let mut endless = endless(&read_budget);
-        let mut bytes = [0; 16];
-        let mut turns = 0;
+        let mut bytes = [0; 2 * READ_BYTES];
+        let mut turns = Vec::new();
         poll_fn(|context| {
             read_budget.refill(context);
-            let mut read = || {
+            let mut reads = Vec::new();
+            loop {
                 let mut buffer = ReadBuf::new(&mut bytes);
-                Pin::new(&mut endless).poll_read(context, &mut buffer).is_ready()
-            };
-            assert_eq!((0..100).filter(|_| read()).count(), usize::from(READS_PER_TURN));
-            turns += 1;
-            if turns < 3 { Poll::Pending } else { Poll::Ready(()) }
+                if Pin::new(&mut endless).poll_read(context, &mut buffer).is_pending() {
+                    break;
+                }
+                reads.push(buffer.filled().len());
+            }
+            turns.push(reads);
+            if turns.len() < 3 { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
+        assert_eq!(turns[0], [2 * SHORT_READ_BYTES, READ_BYTES], "it goes on");
+        assert_eq!(turns[1..], [[READ_BYTES; 2], [READ_BYTES; 2]], "it has queued");
     }
 
     /// However many connections have endless input, another one waits for at most one of their
@@ -202,7 +218,7 @@ mod tests {
                     let mut bytes = [0; 16];
                     let read = async {
                         loop {
-                            for _ in 0..READS_PER_TURN {
+                            for _ in 0..2 {
                                 endless.read_exact(&mut bytes).await.expect("read");
                             }
                             served.borrow_mut().push(id);
@@ -230,28 +246,74 @@ mod tests {
         });
     }
 
-    /// A dropped connection leaves the queue, even from the first place.
+    /// All of the first connections with input at the same moment are read a little, and one of them
+    /// goes on. A dropped connection leaves the queue, even from the first place.
     #[tokio::test]
-    async fn a_dropped_turn_frees_the_queue() {
+    async fn one_connection_at_a_time_goes_on() {
         let [first, second] = [ReadBudget::default(), ReadBudget::default()];
-        let mut bytes = [0; 16];
-        let mut read = |read_budget: &ReadBudget, context: &mut Context<'_>| {
-            let mut buffer = ReadBuf::new(&mut bytes);
-            Pin::new(&mut endless(read_budget)).poll_read(context, &mut buffer).is_ready()
+        let mut bytes = [0; READ_BYTES];
+        let mut reads = |read_budget: &ReadBudget, context: &mut Context<'_>| -> Vec<usize> {
+            read_budget.refill(context);
+            let mut endless = endless(read_budget);
+            let mut read = || {
+                let mut buffer = ReadBuf::new(&mut bytes);
+                let read = Pin::new(&mut endless).poll_read(context, &mut buffer);
+                read.is_ready().then(|| buffer.filled().len())
+            };
+            std::iter::from_fn(&mut read).collect()
         };
-        poll_fn(|context| {
-            for read_budget in [&first, &second] {
-                read_budget.refill(context);
-                while read(read_budget, context) {}
-            }
-            Poll::Ready(())
-        })
-        .await;
+        let together =
+            poll_fn(|context| Poll::Ready([&first, &second].map(|one| reads(one, context))));
+        let short = 2 * SHORT_READ_BYTES;
+        assert_eq!(together.await, [vec![short, READ_BYTES], vec![short]]);
         drop(first);
         let next = poll_fn(|context| {
-            second.refill(context);
-            if read(&second, context) { Poll::Ready(()) } else { Poll::Pending }
+            let read = reads(&second, context);
+            if read.is_empty() { Poll::Pending } else { Poll::Ready(read) }
         });
-        tokio::time::timeout(Duration::from_secs(10), next).await.expect("its turn in time");
+        let next = tokio::time::timeout(Duration::from_secs(10), next).await;
+        assert_eq!(next.expect("its turn in time"), [READ_BYTES; 2]);
+    }
+
+    /// A connection that went on is polled again without input, so that others can go on.
+    #[tokio::test]
+    async fn a_connection_that_went_on_frees_the_queue() {
+        let read_budget = ReadBudget::default();
+        let mut endless = endless(&read_budget);
+        let mut bytes = [0; 3 * SHORT_READ_BYTES];
+        let mut polls = 0;
+        let read = read_budget.refill_each_poll(async {
+            endless.read_exact(&mut bytes).await.expect("read");
+            assert!(fair_queue::try_turn().is_none());
+            poll_fn(|_| {
+                polls += 1;
+                if polls < 2 { Poll::Pending } else { Poll::Ready(()) }
+            })
+            .await;
+        });
+        tokio::time::timeout(Duration::from_secs(10), read).await.expect("polled again");
+        assert!(fair_queue::try_turn().is_some());
+    }
+
+    /// Neither goes on nor queues after less than a short turn, even if that was a single read.
+    #[tokio::test]
+    async fn a_stream_that_was_read_empty_needs_no_turn() {
+        let (mut client, stream) = tokio::io::duplex(READ_BYTES);
+        let sent = vec![7; 2 * SHORT_READ_BYTES - 1];
+        tokio::io::AsyncWriteExt::write_all(&mut client, &sent).await.expect("written");
+        let read_budget = ReadBudget::default();
+        let mut stream = BudgetedStream::new(stream, read_budget.clone());
+        let mut bytes = [0; READ_BYTES];
+        let reads = poll_fn(|context| {
+            read_budget.refill(context);
+            Poll::Ready([(); 2].map(|()| {
+                let mut buffer = ReadBuf::new(&mut bytes);
+                let read = Pin::new(&mut stream).poll_read(context, &mut buffer);
+                read.is_ready().then(|| buffer.filled().len())
+            }))
+        });
+        assert_eq!(reads.await, [Some(sent.len()), None]);
+        assert!(fair_queue::try_turn().is_some(), "the queue is free");
+        assert_ne!(read_budget.0.left.load(Ordering::Relaxed), QUEUED);
     }
 }
