@@ -136,9 +136,10 @@ fn check(name: &str, account: &Account) -> f64 {
     let size = if name == "hot:waits" { burst - 50.0 } else { burst };
     // A call without an answer of the store may have taken its tokens there, and prefetched some.
     let perhaps_lost = account.degraded as f64 * (account.largest + PREFETCH);
-    // Fewer tokens than the largest request may be left over.
+    // Three nodes may hold tokens.
     let held = if name == "hot:ahead" { 3.0 * 2.0 * PREFETCH } else { 0.0 };
     let least = size + rate * account.span_until_empty() - held;
+    // Fewer tokens than the largest request may be left over.
     let share = (granted + account.largest + perhaps_lost) / least;
     println!(
         "{name:25} {granted:8} of at most {most:11.1}: {:6.2} %, of any interval {:6.2} %, of the \
