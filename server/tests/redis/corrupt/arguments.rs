@@ -8,6 +8,7 @@ use proptest::sample::select;
 
 use super::{CorruptedStore, try_cases};
 use testkit::corrupt_values::{bytes, corrupt_value, number};
+use testkit::property_tests;
 
 macro_rules! script {
     ($name:literal) => {
@@ -49,6 +50,8 @@ fn packed() -> impl Strategy<Value = Vec<u8>> {
     numbers.prop_map(|numbers| numbers.iter().flat_map(|n| n.to_le_bytes()).collect())
 }
 
+const CASES: u32 = 800;
+
 #[test]
 fn no_guarded_script_raises() {
     let store = RefCell::new(CorruptedStore::new());
@@ -65,7 +68,7 @@ fn no_guarded_script_raises() {
     let error = raise.arg("return nil + 1").arg(0).exec(&mut store.borrow_mut().inside);
     assert!(raised(&error.unwrap_err()), "Redis says where in a script an error was raised");
     let answers = SCRIPTS.map(|_| Cell::new(0));
-    try_cases(800, (0..SCRIPTS.len(), keys, arguments), |(which, keys, arguments)| {
+    try_cases(CASES, (0..SCRIPTS.len(), keys, arguments), |(which, keys, arguments)| {
         let store = &mut *store.borrow_mut();
         store.reset();
         for (key, value) in &keys {
@@ -86,5 +89,7 @@ fn no_guarded_script_raises() {
         Ok(())
     });
     println!("answers: {answers:?}");
-    assert!(answers.iter().all(|count| count.get() > 0), "{answers:?}");
+    // Most arguments are refused. In fewer cases, of a fresh seed, no answer of a script is no fault.
+    let all_answered = answers.iter().all(|count| count.get() > 0);
+    assert!(all_answered || property_tests::cases(CASES) < CASES, "{answers:?}");
 }
