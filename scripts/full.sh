@@ -141,6 +141,7 @@ slow() {
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server allow " || failed=1
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server cluster " || failed=1
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server redis " || failed=1
+  scripts/run-tests.py --no-rerun --alone --only "tollgate-server leases tree" || failed=1
   cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored \
     2>&1 | tee "$out/flood-run.log" || failed=1
   any_ran "$out/flood-run.log" || failed=1
@@ -160,7 +161,8 @@ libraries() {
   local target node address
   target=$(realpath "${CARGO_TARGET_DIR:-target}")
   cargo build --locked -p tollgate-server
-  TOLLGATE_ALONE=1 scripts/test-python.sh -n 0 tests/scenarios/test_storm.py
+  TOLLGATE_ALONE=1 scripts/test-python.sh -n 0 tests/scenarios/test_storm.py \
+    tests/scenarios/test_faults.py::test_a_slow_node_delays_no_call_beyond_its_deadline
   TOLLGATE_ALONE=1 scripts/test-go.sh -run "FaultAfterFault|DemandBeyond"
   TOLLGATE_BINARY=$target/debug/tollgate go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
   echo 'global_default_bucket: { size: 1000000, fill_rate: 1000000 }' >"$out/open.yaml"

@@ -15,6 +15,9 @@ const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Redis' cluster-node-timeout, in ms: a server that is silent for longer counts as failed.
 const NODE_TIMEOUT_MS: &str = "1000";
 
+/// The same where no replica can take over, once the servers agree: a busy machine may hold one up.
+const PATIENT_NODE_TIMEOUT_MS: &str = "4000";
+
 const SLOTS: usize = 16384;
 
 /// The servers of a cluster, killed when dropped. Numbers identify them: first the initial masters,
@@ -66,6 +69,12 @@ impl RedisCluster {
             });
         }
         cluster.wait_until_whole();
+        if replicas == 0 {
+            for number in 0..masters {
+                let patient = format!("CONFIG SET cluster-node-timeout {PATIENT_NODE_TIMEOUT_MS}");
+                cluster.execute(number, &patient);
+            }
+        }
         cluster
     }
 

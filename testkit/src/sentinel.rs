@@ -22,8 +22,14 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// Starts all processes, and waits until the sentinels know each other and the replicas.
+    /// Starts all processes, and waits until the sentinels know each other and the replicas. A
+    /// server that a busy machine holds up for some seconds does not count as failed.
     pub fn start() -> Self {
+        Self::start_with(Duration::from_secs(10))
+    }
+
+    /// [`Self::start`], where a server that is silent for `down_after` counts as failed.
+    pub fn start_with(down_after: Duration) -> Self {
         let master = Redis::start();
         let port = master.port().to_string();
         let replica = || {
@@ -36,7 +42,8 @@ impl Sentinels {
             ])
         };
         let servers = vec![replica(), replica(), master];
-        let sentinels = (0..3).map(|_| Sentinel::start(servers[2].port())).collect();
+        let sentinel = || Sentinel::start(servers[2].port(), down_after);
+        let sentinels = vec![sentinel(), sentinel(), sentinel()];
         let started = Self { servers, sentinels };
         started.wait_until_agreed();
         started
@@ -168,22 +175,24 @@ struct Sentinel {
 }
 
 impl Sentinel {
-    fn start(master: u16) -> Self {
-        (0..5).find_map(|_| Self::start_at(free_port(), master)).expect("no sentinel starts")
+    fn start(master: u16, down_after: Duration) -> Self {
+        let start = |_| Self::start_at(free_port(), master, down_after);
+        (0..5).find_map(start).expect("no sentinel starts")
     }
 
     /// `None` if the process exits because the port is in use.
-    fn start_at(port: u16, master: u16) -> Option<Self> {
+    fn start_at(port: u16, master: u16, down_after: Duration) -> Option<Self> {
         let dir = TempDir::new().unwrap();
         // Sentinels store their state in their configuration file.
         let file = dir.path().join("sentinel.conf");
         let text = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\n\
              sentinel monitor {NAME} 127.0.0.1 {master} 2\n\
-             sentinel down-after-milliseconds {NAME} 500\n\
+             sentinel down-after-milliseconds {NAME} {}\n\
              sentinel failover-timeout {NAME} 2000\n\
              sentinel parallel-syncs {NAME} 2\n",
-            dir.path().display()
+            dir.path().display(),
+            down_after.as_millis()
         );
         std::fs::write(&file, text).unwrap();
         let child = Command::new("redis-server")

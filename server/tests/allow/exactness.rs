@@ -30,9 +30,10 @@ namespaces:
       still: { size: 1000000, fill_rate: 0.01, wait_timeout_millis: 0, max_debt_millis: 0, max_tokens_per_request: 10 }
   open:
     dynamic_bucket_template: { size: 20, fill_rate: 20, wait_timeout_millis: 0, max_debt_millis: 0 }
+  # A bucket that is not asked for five seconds makes room for another.
   bounded:
     max_dynamic_buckets: 4
-    dynamic_bucket_template: { size: 20, fill_rate: 20, wait_timeout_millis: 0, max_debt_millis: 0 }
+    dynamic_bucket_template: { size: 20, fill_rate: 4, wait_timeout_millis: 0, max_debt_millis: 0 }
   shared:
     default_bucket: { size: 50, fill_rate: 100, wait_timeout_millis: 0, max_debt_millis: 0 }
 ";
@@ -48,7 +49,7 @@ const BUCKETS: [(&str, f64, f64); 8] = [
     ("hot:waits", 150.0, 100.0),
     ("hot:still", STILL, 0.01),
     ("open:", 20.0, 20.0),
-    ("bounded:", 20.0, 20.0),
+    ("bounded:", 20.0, 4.0),
     ("shared:", 50.0, 100.0),
 ];
 

@@ -12,7 +12,7 @@ use tollgate_server::domain::bucket::State;
 use tollgate_server::domain::time::Micros;
 
 /// A store timeout that a busy machine does not exceed.
-const PATIENT: [&str; 2] = ["--store-timeout", "400ms"];
+const PATIENT: [&str; 2] = ["--store-timeout", "2s"];
 
 /// More than a thousand requests/s per node.
 const CALLERS: Plan = Plan { callers: 48, connections: 2, pace: Duration::ZERO, failover: true };

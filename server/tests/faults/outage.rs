@@ -61,11 +61,9 @@ fn assert_answers_by_policy(node: &Node) {
 /// Waits for a shared decision, at most a second.
 fn wait_for_shared_decision(what: &str, node: &Node) {
     let started = Instant::now();
-    eventually("a shared decision", RESUMED, || allow(node.http, "deny", "b")["degraded"] != true);
+    let shared = |policy: &&str| allow(node.http, policy, "b")["degraded"] != true;
+    eventually("shared decisions", RESUMED, || POLICIES.iter().all(shared));
     println!("{what}: shared decisions after {:.0?}", started.elapsed());
-    for policy in POLICIES {
-        assert_ne!(allow(node.http, policy, "b")["degraded"], true, "{policy}");
-    }
 }
 
 #[test]
@@ -80,6 +78,7 @@ fn a_wrong_password() {
     password("right");
     let limits = LimitsFile::new(LIMITS);
     let url = redis.url().replace("redis://", "redis://:hunter2@");
+    let started = Instant::now();
     let node = Node::start(&limits.path(), &["--store", &url]);
     assert_answers_by_policy(&node);
     let refused =
@@ -100,7 +99,8 @@ fn a_wrong_password() {
     let logged = node.logged();
     let warnings: Vec<_> = logged.iter().filter(|line| line["level"] == "WARN").collect();
     assert!(warnings.iter().all(|line| line["class"] == "refused"), "{warnings:#?}");
-    assert!((1..=4).contains(&warnings.len()), "{warnings:#?}");
+    let one_a_second = 2 + started.elapsed().as_secs() as usize;
+    assert!((1..=one_a_second).contains(&warnings.len()), "{warnings:#?}");
     for line in &logged {
         assert!(!line.to_string().contains("hunter2"), "{line}");
     }

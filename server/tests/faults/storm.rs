@@ -1,7 +1,7 @@
 //! Connection attempts of nodes that have lost their store.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::trial::LIMITS;
 use testkit::cluster::{Cluster, reserve_machine};
@@ -15,7 +15,7 @@ use testkit::{Node, Redis, eventually};
 const AWAY: Duration = Duration::from_secs(3);
 
 /// Upper bound of a node's probes: ten a second, with a random deviation of a quarter.
-const PROBES_A_SECOND: u64 = 14;
+const PROBES_A_SECOND: f64 = 14.0;
 
 /// Connections of one node: two lanes for each of two threads and for the HTTP port, and the
 /// heartbeat's.
@@ -38,23 +38,27 @@ fn no_storm_of_connections() {
         eventually("the store is up", Duration::from_secs(3), || {
             cluster.nodes.iter().all(Node::store_is_up)
         });
-        let before = network.accepted();
+        let (before, gone) = (network.accepted(), Instant::now());
         network.set(fault);
         // Real time: connection attempts are counted over it.
         thread::sleep(AWAY);
         let while_away = network.accepted() - before;
+        let away = gone.elapsed();
         network.set(Fault::Nothing);
+        let back = Instant::now();
         load.run_for(Duration::from_secs(1));
-        let altogether = network.accepted() - before;
+        let after = network.accepted() - before - while_away;
+        let since = back.elapsed();
         // The trials judge the recovery time, as they detect stalls of the machine.
-        let back = || cluster.nodes.iter().all(Node::store_is_up);
-        eventually("the store is up again", Duration::from_secs(4), back);
-        println!("{fault:?}: {while_away} connections in {AWAY:?}, {altogether} altogether");
+        eventually("the store is up again", Duration::from_secs(4), || {
+            cluster.nodes.iter().all(Node::store_is_up)
+        });
+        println!("{fault:?}: {while_away} connections in {away:?}, {after} in {since:?} after it");
+        let probes = |time: Duration| (PROBES_A_SECOND * time.as_secs_f64()).ceil() as u64;
         // Each connection of a node may have been retried once before the node noticed.
-        let most = 3 * (AWAY.as_secs() * PROBES_A_SECOND + CONNECTIONS);
+        let most = 3 * (probes(away) + CONNECTIONS);
         assert!(while_away <= most, "{fault:?}: {while_away} connections, over {most}");
-        let after = altogether - while_away;
-        let most = 3 * (PROBES_A_SECOND + 2 * CONNECTIONS);
+        let most = 3 * (probes(since) + 2 * CONNECTIONS);
         assert!(after <= most, "{fault:?}: {after} connections afterwards, over {most}");
         counts.push((while_away, after));
     }

@@ -17,11 +17,12 @@ use tonic::transport::Channel;
 
 type Client = CapacityClient<Channel>;
 
-/// Long leases, and leases so short that they expire during an outage.
+/// Long leases, and leases so short that they expire during an outage. A node without its store
+/// renews them with three seconds left, so a client may be held up for two.
 const LIMITS: &str = "
 resources:
   - { identifier_glob: \"long*\", capacity: 100, safe_capacity: 7, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
-  - { identifier_glob: \"short*\", capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 3, refresh_interval: 1 } }
+  - { identifier_glob: \"short*\", capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 6, refresh_interval: 2 } }
 ";
 
 /// Time limit for shared decisions once the store answers again.
@@ -186,7 +187,7 @@ fn after_a_long_outage_the_store_learns() {
         // Real time: leases expire by the clock of Redis.
         testkit::signal(redis.pid(), "STOP");
         let stopped = Instant::now();
-        while stopped.elapsed() < Duration::from_secs(5) {
+        while stopped.elapsed() < Duration::from_secs(10) {
             let answer = lease(&mut here, "a", "short", 80.0, held).await;
             assert_eq!((answer.gets.capacity, answer.degraded), (80.0, Some(true)));
             held = Some(answer.gets);
@@ -196,7 +197,7 @@ fn after_a_long_outage_the_store_learns() {
         eventually("the store is down", TEST_TIMEOUT, || !other.store_is_up());
         testkit::signal(redis.pid(), "CONT");
         wait_for_store_decision(&mut there, "b", "short", None).await;
-        // The store has forgotten the lease, which may last for three more seconds. Until then no
+        // The store has forgotten the lease, which may last for six more seconds. Until then no
         // other client gets the capacity, at any node.
         let lasts = held.unwrap().expiry_time;
         let mut asked = 0;
@@ -213,7 +214,7 @@ fn after_a_long_outage_the_store_learns() {
         }
         assert!(asked > 2, "{asked} requests");
         // Afterwards the capacity is free.
-        let mut limit = PollLimit::new(Duration::from_secs(6));
+        let mut limit = PollLimit::new(Duration::from_secs(10));
         while lease(&mut there, "b", "short", 100.0, None).await.gets.capacity < 100.0 {
             limit.check("the store has learned");
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -228,9 +229,7 @@ fn a_restarted_node_does_not_learn() {
     run_on_quarter(async {
         let (redis, limits, node) = start();
         let birth: i64 = redis::cmd("GET").arg("o").query(&mut redis.connection()).unwrap();
-        eventually("the store is old enough", Duration::from_secs(10), || {
-            now_s() > birth / 1_000_000 + 4
-        });
+        eventually("the store is old enough", TEST_TIMEOUT, || now_s() > birth / 1_000_000 + 7);
         drop(node);
         // A stall of the machine counts as an outage.
         let mut answer = ResourceResponse::default();
@@ -239,7 +238,7 @@ fn a_restarted_node_does_not_learn() {
             let node = Node::start(&limits.path(), &args);
             node.wait_for_store();
             answer = lease(&mut capacity_client(&node).await, "a", "short", 80.0, None).await;
-            if answer.learning_until.is_none() {
+            if answer.learning_until.is_none() && !answer.degraded() {
                 break;
             }
         }

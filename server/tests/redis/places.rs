@@ -19,7 +19,7 @@ use crate::faults::store_with_health;
 use crate::registers::{Bounded, open, register_only, registered, slow};
 
 /// How long the store of a slow network waits for answers.
-const TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 fn node(store: &RedisStore, bound: u64) -> Bounded<'_> {
     Bounded { store, bound, max_idle_ms: None, rewrite: false }

@@ -115,7 +115,8 @@ fn gap(samples: &[Sample], node: usize, killed: Instant) -> (Instant, Instant) {
 #[ignore = "waits long, alone: scripts/full.sh --only slow"]
 fn nodes_follow_when_the_master_dies() {
     let _machine = reserve_quarter();
-    let (mut sentinels, limits) = (Sentinels::start(), LimitsFile::new(OUTAGE));
+    let mut sentinels = Sentinels::start_with(SECOND / 2);
+    let limits = LimitsFile::new(OUTAGE);
     let nodes = start(&sentinels, &limits, &[]);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
     let leases = LeaseClients::start(&grpc, "client", 8, "r", |_| 20.0);

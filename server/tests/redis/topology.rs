@@ -287,7 +287,7 @@ async fn servers_may_announce_themselves_in_any_way() {
 
 #[tokio::test]
 async fn the_master_of_sentinels_is_found_and_followed() {
-    let mut sentinels = Sentinels::start();
+    let mut sentinels = Sentinels::start_with(Duration::from_millis(500));
     let known = servers(&sentinels.url());
     assert_eq!(known.current().masters().len(), 0);
     let first = known.refresh(0).await.unwrap();

@@ -357,8 +357,7 @@ fn without_the_store_nothing_ends_and_the_failure_policy_decides() {
     ] {
         let mut redis = Redis::start();
         let limits = format!("on_store_failure: {policy}{LIMITS}");
-        let (node, _limits) =
-            start(&limits, &["--store", &redis.url(), "--store-timeout", "200ms"]);
+        let (node, _limits) = start(&limits, &["--store", &redis.url(), "--store-timeout", "2s"]);
         node.wait_for_store();
         assert_eq!(reserve(&node, "before", 2)["granted"], "2");
         redis.kill();
@@ -572,7 +571,7 @@ fn an_interrupt_from_the_terminal_ends_the_command_and_releases_its_copies() {
 #[test]
 fn the_command_survives_an_outage_of_the_store_but_not_the_loss_of_its_data() {
     let mut redis = Redis::start();
-    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "200ms"]);
+    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "2s"]);
     node.wait_for_store();
     let commands = ["job", "acme", "--ttl", "4s", "--", "sleep", "60"];
     let mut child = hold(&node, &commands);

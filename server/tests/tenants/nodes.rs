@@ -171,8 +171,7 @@ fn without_the_store_the_failure_policy_decides() {
     ] {
         let mut redis = Redis::start();
         let limits = format!("on_store_failure: {policy}{LIMITS}");
-        let (node, _limits) =
-            start(&limits, &["--store", &redis.url(), "--store-timeout", "200ms"]);
+        let (node, _limits) = start(&limits, &["--store", &redis.url(), "--store-timeout", "2s"]);
         node.wait_for_store();
         let shared = search(&node, 5);
         assert_eq!((&shared["granted"], &shared["degraded"]), (&json!("5"), &json!(false)));
@@ -221,7 +220,7 @@ fn a_store_that_lost_scripts_or_data_goes_on() {
 #[test]
 fn hits_are_counted_while_the_store_hangs_and_comes_back_with_its_data() {
     let redis = Redis::start();
-    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "100ms"]);
+    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "1s"]);
     node.wait_for_store();
     assert_eq!(search(&node, 4)["tierHits"], "4");
     testkit::signal(redis.pid(), "STOP");

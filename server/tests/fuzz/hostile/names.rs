@@ -118,10 +118,9 @@ async fn no_name_gets_into_logs_or_metrics() {
     let redis = Redis::start();
     let mut inside = redis.connection();
     let limits = LimitsFile::new(LIMITS);
-    let node = Node::start(
-        &limits.path(),
-        &["--store", &redis.url(), "--log-level", "info,tollgate_server=trace"],
-    );
+    let logs = ["--log-level", "info,tollgate_server=trace"];
+    let store = ["--store", &redis.url(), "--store-timeout", "2s"];
+    let node = Node::start(&limits.path(), &[store.as_slice(), &logs].concat());
     node.wait_for_store();
     node.logged();
     let allowed = format!("{MARK}:\"\\{{}}%\u{202e}{}", "x".repeat(200));

@@ -142,14 +142,15 @@ async fn every_key_has_an_expiry() {
 async fn keys_expire_by_themselves() {
     let redis = Redis::start();
     let store = testkit::redis_store_by_its_own_clock(&redis).await;
-    let short = "kind: FAIR_SHARE, lease_length: 1, refresh_interval: 1, learning_mode_duration: 0";
+    let short = "kind: FAIR_SHARE, lease_length: 3, refresh_interval: 1, learning_mode_duration: 0";
     let s = Service::new(store, ManualClock::new(START), &one(100.0, short));
     assert_eq!(gets(&s, "a", "r", 100.0).await, 100.0);
     assert_eq!(gets(&s, "b", "r", 100.0).await, 0.0);
     let mut inside = redis.connection();
     assert_eq!(keys(&mut inside), ["e{r}", "h{r}", "l", "w{r}"]);
-    let limit = std::time::Duration::from_secs(10);
-    testkit::eventually("only the register is left", limit, || keys(&mut inside) == ["l"]);
+    testkit::eventually("only the register is left", testkit::TEST_TIMEOUT, || {
+        keys(&mut inside) == ["l"]
+    });
     // The next lease request cleans up the register.
     assert_eq!(gets(&s, "a", "q", 100.0).await, 100.0);
     let listed: Vec<String> = tell(&mut inside, "ZRANGE l 0 -1");

@@ -230,7 +230,7 @@ fn invalid_http_requests_are_refused_in_json() {
 #[test]
 fn a_node_that_drains_announces_connection_close() {
     let limits = LimitsFile::new(LIMITS);
-    let mut node = Node::start(&limits.path(), &["--drain-delay", "3s"]);
+    let mut node = Node::start(&limits.path(), &["--drain-delay", "6s"]);
     const ASK: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let mut kept: Vec<_> = (0..20).map(|_| Kept::to(node.http)).collect();
     for one in &mut kept {
