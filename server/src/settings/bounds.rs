@@ -39,7 +39,7 @@ pub struct Bounds {
     #[arg(long, env = "TOLLGATE_HTTP_IDLE", value_name = "TIME", default_value = "75s", value_parser = connection_time)]
     pub http_idle: Duration,
 
-    /// Maximum age of a gRPC connection, varied by up to 10 %. The client then gets a GOAWAY and
+    /// Maximum age of an HTTP/2 connection, varied by up to 10 %. The client then gets a GOAWAY and
     /// reconnects, perhaps to a new node; the connection is closed 30 s later. 0: no maximum
     #[arg(long, env = "TOLLGATE_MAX_CONNECTION_AGE", value_name = "TIME", default_value = "1h", value_parser = age)]
     pub max_connection_age: Duration,

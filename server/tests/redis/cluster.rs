@@ -244,7 +244,8 @@ fn script_flush_on_one_master_fails_nothing() {
     }
 }
 
-/// The master that is about to get a slot has lost the script when it is asked.
+/// The master that is about to get a slot has lost the script when it is asked. That ASKING is sent
+/// again, too, is shown by the tests of the lane: here the old master would only send the node back.
 #[test]
 fn a_script_is_loaded_while_a_slot_moves() {
     let _machine = reserve_half();

@@ -268,6 +268,23 @@ async fn asking_precedes_a_call_that_is_made_again() {
     drop(asked);
 }
 
+/// Not of the keys: the server is down for others, too, until a heartbeat finds otherwise.
+#[tokio::test]
+async fn a_call_refused_as_a_whole_is_a_fault_of_the_server() {
+    let (listener, lane, health) = lane(TIMEOUT).await;
+    let ask = |name| push_request(&lane, name, SendMode::Together, Instant::now() + TIMEOUT);
+    let [one, two] = ["one", "two"].map(ask);
+    let mut server = accept(&listener).await;
+    welcome(&mut server).await;
+    read_to(&mut server, "two").await;
+    assert!(health.is_up());
+    reply(&mut server, "-ERR unknown command 'EVALSHA', with args beginning with: \r\n").await;
+    for answer in [one, two] {
+        assert_eq!(answer.await, Ok(Err(Failure::Store(StoreError::Refused))));
+    }
+    assert!(!health.is_up());
+}
+
 /// The lane notices the timeout late, as its thread was held up.
 #[tokio::test]
 async fn a_stall_of_the_node_says_nothing_about_the_server() {
