@@ -47,7 +47,7 @@ fn redis() -> (Running, String) {
     (redis, url)
 }
 
-const LOAD: &str = "--warmup 0s --duration 300ms --connections 2 --in-flight 4 --json";
+const LOAD: &str = "--warmup 0s --duration 1s --connections 2 --in-flight 4 --json";
 
 #[test]
 fn an_empty_rpc_is_always_granted() {

@@ -75,7 +75,7 @@ fn who_has_token_and_certificate_gets_in() {
         "capacity --clients 5 --connections 1 --refresh-every 50ms",
     ] {
         let target = format!("{load} --target {} --json", node.node.grpc);
-        let short = "--warmup 0s --duration 300ms";
+        let short = "--warmup 0s --duration 2s";
         let run = |more: &str| run(&format!("{target} {short} {more}"));
         let done = run(&format!("{ca} {token}"));
         assert_eq!(done.code, 0, "{done:?}");
@@ -102,7 +102,7 @@ fn who_shows_a_certificate_gets_in_where_clients_must() {
         "allow --namespace shop --bucket b --connections 1 --in-flight 2",
         "capacity --clients 5 --connections 1 --refresh-every 50ms",
     ] {
-        let short = "--json --warmup 0s --duration 300ms";
+        let short = "--json --warmup 0s --duration 2s";
         let run = |more: &str| {
             run(&format!("{load} --target {} {short} {secure} {more}", node.node.grpc))
         };

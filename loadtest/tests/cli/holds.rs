@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use crate::common::{Run, run, serve};
 use crate::node::Node;
 
-const SHORT: &str = "--warmup 50ms --duration 350ms --clients 20 --connections 2 --resource job";
+const SHORT: &str = "--warmup 50ms --duration 1s --clients 20 --connections 2 --resource job";
 
 const LIMITS: &str = "
 holds:

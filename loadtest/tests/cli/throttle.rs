@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 use crate::common::{Run, run, serve};
 use crate::node::Node;
 
-const SHORT: &str = "--warmup 50ms --duration 250ms --connections 2";
+const SHORT: &str = "--warmup 50ms --duration 1s --connections 2";
 
 const LIMITS: &str = "
 throttles:
