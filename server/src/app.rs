@@ -76,13 +76,12 @@ pub struct Listeners {
 
 impl Listeners {
     /// Binds the addresses in the settings. Port 0 picks a free port.
-    pub async fn bind(settings: &Settings) -> Result<Self, Error> {
-        let bind = async |flag, addr| {
-            TcpListener::bind(addr).await.map_err(|error| Error::Listen(flag, addr, error))
-        };
+    pub fn bind(settings: &Settings) -> Result<Self, Error> {
+        let bind =
+            |flag, addr| accept::listen(addr).map_err(|error| Error::Listen(flag, addr, error));
         Ok(Self {
-            grpc: bind("--grpc-listen", settings.grpc_listen).await?,
-            http: bind("--http-listen", settings.http_listen).await?,
+            grpc: bind("--grpc-listen", settings.grpc_listen)?,
+            http: bind("--http-listen", settings.http_listen)?,
         })
     }
 }

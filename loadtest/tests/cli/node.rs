@@ -36,7 +36,7 @@ impl Node {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
-                let listeners = Listeners::bind(&settings).await.unwrap();
+                let listeners = Listeners::bind(&settings).unwrap();
                 bound.send(listeners.grpc.local_addr().unwrap()).unwrap();
                 let (_reload, reloads) = mpsc::channel(1);
                 let shutdown = async {

@@ -3,11 +3,12 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::select_all;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -20,8 +21,10 @@ use crate::transport::overload::{ConnectionSlot, ConnectionSlots};
 /// How long a gRPC client may take to send its first byte.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most connections that wait to be accepted, as tokio's `TcpListener::bind` sets it.
-const BACKLOG: usize = 1024;
+/// The most connections that wait to be accepted, unless the kernel allows fewer
+/// (`net.core.somaxconn`). Beyond it the kernel drops a client's SYN, and the client tries again
+/// after a second. With tokio's default of 128, hundreds of clients that came back at once did.
+const BACKLOG: u32 = 4096;
 
 /// How long a gRPC client may take to send its first byte once the node is stopping.
 const FIRST_BYTE_TIMEOUT_ON_STOP: Duration = Duration::from_secs(1);
@@ -38,6 +41,15 @@ pub(super) struct PortWorkers {
     /// Stops the workers. Sent after the listener is closed, so that clients that are told to go
     /// away can't reconnect to this node.
     pub(super) stop: watch::Sender<bool>,
+}
+
+/// Listens on an address.
+pub(super) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restarted node does not wait for its old connections in TIME_WAIT.
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
 }
 
 /// Handle of the accept thread, which ends when the node stops.
@@ -87,12 +99,12 @@ async fn accept(listener: TcpListener, workers: PortWorkers, stopped: impl Futur
             accepted = next(&listener, &failures) => accepted,
             () = &mut stopped => break close(listener, &workers),
         };
-        if let Some(stream) = accepted {
-            dispatcher.dispatch(stream).await;
+        if let Some(accepted) = accepted.and_then(|stream| take_slot(stream, &workers.slots)) {
+            dispatcher.dispatch(accepted).await;
         }
     };
-    for stream in last {
-        dispatcher.dispatch(stream).await;
+    for accepted in last {
+        dispatcher.dispatch(accepted).await;
     }
 }
 
@@ -119,10 +131,8 @@ async fn accept_after_first_byte(
             waiting.spawn(await_first_byte(accepted));
         }
     }
-    for stream in close(listener, &workers) {
-        if let Some(accepted) = take_slot(stream, &workers.slots) {
-            waiting.spawn(await_first_byte(accepted));
-        }
+    for accepted in close(listener, &workers) {
+        waiting.spawn(await_first_byte(accepted));
     }
     let last = async {
         while let Some(result) = waiting.join_next().await {
@@ -138,18 +148,19 @@ async fn await_first_byte((stream, slot): (TcpStream, ConnectionSlot)) -> io::Re
     Ok((stream.into_std()?, slot))
 }
 
-/// Closes a listener and stops the workers. Returns the connections in the listener's backlog:
-/// closing the listener would reset them, and clients could not tell whether their requests were
-/// processed.
-fn close(listener: TcpListener, workers: &PortWorkers) -> Vec<TcpStream> {
+/// Closes a listener and stops the workers. Returns the connections in the listener's backlog that
+/// there are slots for: closing the listener would reset them, and clients could not tell whether
+/// their requests were processed.
+fn close(listener: TcpListener, workers: &PortWorkers) -> Vec<(TcpStream, ConnectionSlot)> {
     let mut waiting = Vec::new();
     if let Ok(listener) = listener.into_std() {
-        // The listener is non-blocking. The bound holds if clients keep connecting.
-        while waiting.len() < BACKLOG
-            && let Ok((stream, _)) = listener.accept()
-        {
+        // The listener is non-blocking. Clients that keep connecting take the places that become
+        // free, so the bound is higher than the backlog.
+        for _ in 0..2 * BACKLOG {
+            let Ok((stream, _)) = listener.accept() else { break };
             let accepted = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
-            waiting.extend(accepted.and_then(without_delay).ok());
+            let accepted = accepted.and_then(without_delay).ok();
+            waiting.extend(accepted.and_then(|stream| take_slot(stream, &workers.slots)));
         }
     }
     workers.stop.send_replace(true);
@@ -204,11 +215,8 @@ impl<'w> Dispatcher<'w> {
         Self { workers, next: 0 }
     }
 
-    /// Hands over a new connection if a slot is free.
-    async fn dispatch(&mut self, stream: TcpStream) {
-        if let Some((stream, slot)) = take_slot(stream, &self.workers.slots)
-            && let Ok(stream) = stream.into_std()
-        {
+    async fn dispatch(&mut self, (stream, slot): (TcpStream, ConnectionSlot)) {
+        if let Ok(stream) = stream.into_std() {
             self.hand_over((stream, slot)).await;
         }
     }
@@ -314,6 +322,18 @@ mod tests {
         assert!(accepted.recv().await.is_none(), "the channel is closed");
         accepting.await.expect("it ends");
         assert_eq!(silent.read(&mut [0]).await.expect("closed"), 0);
+    }
+
+    #[tokio::test]
+    async fn hundreds_of_connections_at_once_wait_to_be_accepted() {
+        let listener = listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let connected =
+            futures_util::future::try_join_all((0..300).map(|_| TcpStream::connect(address)));
+        // None is accepted, so a client whose SYN was dropped would never be connected. Needs a
+        // `net.core.somaxconn` and a `ulimit -n` of more than 300.
+        let connected = tokio::time::timeout(Duration::from_secs(20), connected).await;
+        assert_eq!(connected.expect("in time").expect("connected").len(), 300);
     }
 
     #[tokio::test]

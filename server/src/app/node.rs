@@ -432,7 +432,7 @@ mod tests {
         let listen = ["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
         let args = ["tollgate", "--limits", limits, "--drain-delay", "0s"];
         let settings = Args::try_parse_from(args.iter().chain(&listen)).expect("settings").settings;
-        let listeners = Listeners::bind(&settings).await.expect("two ports");
+        let listeners = Listeners::bind(&settings).expect("two ports");
         let (_reload, reloads) = mpsc::channel(1);
         let prepared = Prepared::load(settings, listeners, reloads, &StoreUrl::Memory);
         let memory = MemoryStore::new();

@@ -52,7 +52,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
             });
         };
         let settings = args.settings;
-        let listeners = Listeners::bind(&settings).await.map_err(|error| error.to_string())?;
+        let listeners = Listeners::bind(&settings).map_err(|error| error.to_string())?;
         app::run(settings, listeners, shutdown, reloads)
             .await
             .map_err(|error| error.to_string())?;

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::measure::{Target, assert_withstands, duration};
+use super::measure::{Target, assert_withstands, duration, try_to_withstand};
 use super::raw::{
     self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RESET, SETTINGS,
     WINDOW_UPDATE,
@@ -12,6 +12,10 @@ use testkit::Node;
 
 /// Connections of a flood.
 const CONNECTIONS: usize = 200;
+
+/// How often a flood is tried whose latencies exceed their limits. Sometimes the scheduler keeps all
+/// of the node's threads on the CPU that the attackers leave to it, which doubles the latencies.
+const TRIES: usize = 3;
 
 /// Floods a port over several connections with the frames of `next`, which gets the next stream id
 /// and advances it.
@@ -25,11 +29,20 @@ fn flood(
     if duration().is_none() {
         return;
     }
-    let attacked = Target::embedded(&[]);
-    let target = port(&attacked.node);
-    let attack =
-        move |_: usize, stop: &AtomicBool| raw::crowd(target, connections, stop, reads, next);
-    assert_withstands(name, &attacked, connections as u64, 1, attack);
+    let mut late = Vec::new();
+    for _ in 0..TRIES {
+        let attacked = Target::embedded(&[]);
+        let target = port(&attacked.node);
+        let attack =
+            move |_: usize, stop: &AtomicBool| raw::crowd(target, connections, stop, reads, next);
+        let exceeded = try_to_withstand(name, &attacked, connections as u64, 1, attack);
+        if exceeded.is_empty() {
+            return;
+        }
+        println!("{name}: {exceeded:?}");
+        late.push(exceeded);
+    }
+    panic!("{name}: {late:#?}");
 }
 
 fn grpc(node: &Node) -> std::net::SocketAddr {
