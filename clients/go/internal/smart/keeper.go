@@ -10,6 +10,11 @@ const (
 	// tick is how often demand is measured, and what is too much thrown away.
 	tick = 100 * time.Millisecond
 
+	// step is the least pause after a refusal that says where the bucket stands,
+	// unless half of the bucket is there before: else a request for the one
+	// token that comes next would follow the other.
+	step = 20 * time.Millisecond
+
 	// leastPause and longestPause are the bounds of the pause after requests
 	// without tokens. It doubles.
 	leastPause   = 500 * time.Millisecond
@@ -218,6 +223,9 @@ func (k *keeper) later(tokens int64, answer *Answer) {
 	if tokens > 1 && float64(tokens) > level.inAShortTime() && answer.Debt < pause-soon {
 		// A part of them comes before the others.
 		pause = answer.Debt + soon
+	}
+	if answer.Level.IsKnown() {
+		pause = max(pause, min(answer.Level.untilHalfFull(), step))
 	}
 	k.rebuff(pause)
 }

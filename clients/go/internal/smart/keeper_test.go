@@ -133,6 +133,28 @@ func TestWhereOthersKeepABucketInDebtItsOwnWaitCounts(t *testing.T) {
 	}
 }
 
+func TestTheNextTokenIsNotAskedForByItself(t *testing.T) {
+	for _, one := range []struct {
+		size, available float64
+		times           int
+	}{
+		// Before the bucket is full, of which a part may be kept in reserve.
+		{5, 0, 200}, {50, 40, 500}, {50, 0, 50}, {math.Inf(1), 0, 50},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			level := Level{Available: one.available, Rate: 500, Size: one.size}
+			a := &asker{answers: []Answer{{Kind: Later, RetryAfter: 2 * time.Millisecond, Level: level}}}
+			buckets := New(noMetrics{})
+			defer buckets.Close()
+			_ = buckets.Bucket(a, time.Second).Acquire(t.Context(), 1, 999*time.Millisecond)
+			synctest.Wait()
+			if len(a.tokens) != one.times {
+				t.Errorf("%+v: asked %d times in a second", one, len(a.tokens))
+			}
+		})
+	}
+}
+
 func TestPausesDoubleWithoutTokens(t *testing.T) {
 	// No part of it comes soon, however slow the bucket is.
 	for _, rate := range []float64{1000, 1, 1.0 / 3600} {

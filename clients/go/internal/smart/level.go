@@ -43,6 +43,13 @@ func (l Level) after(elapsed time.Duration) float64 {
 // inAShortTime are the tokens that come soon.
 func (l Level) inAShortTime() float64 { return l.Rate * soon.Seconds() }
 
+// untilHalfFull is the time until half of the bucket is there, of a known level,
+// not counting what it takes to pay a debt. It is an hour at most.
+func (l Level) untilHalfFull() time.Duration {
+	missing := max(l.Size/2-max(l.Available, 0), 0)
+	return time.Duration(min(missing/l.Rate, 3600) * float64(time.Second))
+}
+
 // whole rounds a number of tokens down, to 0 at least.
 func whole(tokens float64) int64 {
 	switch {

@@ -295,6 +295,39 @@ def test_demand_beyond_the_rate_uses_all_of_it(rate, burst, with_level):
     assert 0.98 <= (used - before) / (20 * rate) <= 1.02
 
 
+def test_demand_beyond_the_rate_takes_few_calls():
+    """Not a call for each token, even if all callers wait for the next one."""
+    world = World()
+    world.fake.answer("db", "reads", FakeAnswer.rate(500.0, 50))
+    say_levels(world, 500.0, 50)
+    stock = world.stock()
+    calls, ask = 0, world.fake.ask
+
+    def asked(message: Any, deadline: float) -> Any:
+        nonlocal calls
+        calls += 1
+        # A round trip, in which a token may come.
+        yield Sleep(0.001)
+        return (yield from ask(message, deadline))
+
+    world.fake.ask = asked  # type: ignore[method-assign]
+    used = 0
+
+    def use() -> Plan:
+        nonlocal used
+        while True:
+            yield from world.acquire(stock, 1, 60.0)
+            used += 1
+
+    for _ in range(20):
+        world.spawn(use())
+    world.run(5.0)
+    before, calls = used, 0
+    world.run(10.0)
+    assert 0.98 <= (used - before) / 5000 <= 1.02
+    assert calls <= 2000
+
+
 def say_levels(world: World, rate: float, burst: int) -> None:
     """Has the fake say where its bucket stands, as nodes do."""
     ask = world.fake.ask
@@ -305,7 +338,7 @@ def say_levels(world: World, rate: float, burst: int) -> None:
         answer = yield from ask(message, deadline)
         tokens = min(tokens + (world.time.now - counted_at) * rate, float(burst))
         tokens, counted_at = tokens - answer.tokens_granted, world.time.now
-        answer.tokens_available, answer.fill_rate = tokens, rate
+        answer.tokens_available, answer.fill_rate, answer.size = tokens, rate, burst
         return answer
 
     world.fake.ask = asked  # type: ignore[method-assign]
@@ -477,6 +510,16 @@ def test_no_more_is_asked_for_than_comes_soon():
     assert supply.paused_until == 3.0 and supply.at_once(10_000, 3.0) == 7
     assert supply.refused(7, left, 3.0)
     assert supply.paused_until > 3.0 and supply.at_once(10_000, 3.0) == 3
+    # One has no part, however slowly it comes.
+    slow = level(0.0, 0.1, 10.0)
+    assert supply.refused(1, Refused(Reason.LIMIT, 0.4, DecidedBy.NODE, 0.0, slow), 3.5)
+    assert supply.paused_until == 3.9
+    # The next token is not asked for by itself, but before the bucket is full, of which a part may be
+    # kept in reserve.
+    for size, available, pause in ((1e9, 0.0, 0.02), (5.0, 0.0, 0.005), (50.0, 40.0, 0.002)):
+        stands = level(available, 500.0, size)
+        assert supply.refused(1, Refused(Reason.LIMIT, 0.002, DecidedBy.NODE, 0.0, stands), 4.0)
+        assert supply.paused_until == 4.0 + pause, size
     # Where no node says how fast tokens come.
     assert supply.refused(50, Refused(Reason.LIMIT, 0.5, DecidedBy.NODE), 4.0)
     assert supply.paused_until == 4.1 and supply.at_once(10_000, 4.5) == 50

@@ -21,6 +21,11 @@ class Level(NamedTuple):
         """Seconds that the bucket takes to pay its debt."""
         return max(-self.available / self.rate, 0.0)
 
+    @property
+    def until_half_full(self) -> float:
+        """Seconds until half of the bucket is there, not counting what it takes to pay a debt."""
+        return max(self.size / 2 - max(self.available, 0.0), 0.0) / self.rate
+
 
 def level(available: float, rate: float, size: float) -> Optional[Level]:
     """``None`` if the numbers make no sense, as they do where nobody knows them."""

@@ -17,6 +17,10 @@ SOON = 0.1
 """Seconds that tokens which are asked for may take to come. While demand is greater than the bucket's
 rate, this is how much is asked for at a time."""
 
+_STEP = 0.02
+"""The least pause in seconds after a refusal that says where the bucket stands, unless half of the
+bucket is there before: else a request for the one token that comes next would follow the other."""
+
 _PAUSES = 0.5, 10.0
 """The bounds of the pause in seconds after requests without tokens: it doubles."""
 
@@ -134,13 +138,15 @@ class Supply:
             # Where nobody says how fast tokens come: so many until the retry time.
             rate = tokens / retry_after if retry_after > 0 else math.inf
             known = refused.level or level(0.0, rate, math.inf)
-            is_part = known is not None and tokens > known.rate * SOON
+            is_part = known is not None and tokens > max(known.rate * SOON, 1)
             if known is not None:
                 # Less is there than it seems: others have come, or the rest is kept in reserve.
                 available = min(known.available, tokens // 2)
                 self._level = known._replace(available=available), now
-            # A part of them comes before the others.
+            # A part of them comes before the others; one has no part.
             pause = min(retry_after, refused.debt + SOON) if is_part else retry_after
+            if stands is not None:
+                pause = max(pause, min(stands.until_half_full, _STEP))
             if pause > self._pause:
                 pause, self._pause = self._pause, min(2 * self._pause, _PAUSES[1])
             self._pause_until(now + pause)

@@ -21,6 +21,10 @@ const TICK: Duration = Duration::from_millis(100);
 /// rate, this is how much is asked for at a time.
 const SOON: Duration = Duration::from_millis(100);
 
+/// The least pause after a refusal that says where the bucket stands, unless half of the bucket is
+/// there before: else a request for the one token that comes next would follow the other.
+const STEP: Duration = Duration::from_millis(20);
+
 /// The bounds of the pause after requests without tokens: it doubles.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
@@ -221,6 +225,10 @@ impl Keeper {
             (self.part, self.level) = (Some(there), refusal.level.map(|level| (level, now)));
             return;
         }
+        let least = refusal.level.map_or(Duration::ZERO, |Level { available, rate, size }| {
+            let missing = (size / 2.0 - available.max(0.0)).max(0.0);
+            Duration::try_from_secs_f64(missing / rate).unwrap_or(STEP).min(STEP)
+        });
         // Where nobody says how fast tokens come: so many until the retry time.
         let rate = tokens as f64 / retry_after.as_secs_f64().max(f64::MIN_POSITIVE);
         let level = refusal.level.or(Level::new(0.0, rate, f64::INFINITY));
@@ -234,7 +242,7 @@ impl Keeper {
         let is_part = tokens > 1
             && level.is_some_and(|level| tokens as f64 > level.rate * SOON.as_secs_f64());
         let pause = if is_part { retry_after.min(debt + SOON) } else { retry_after };
-        self.sleep(pause).await;
+        self.sleep(pause.max(least)).await;
     }
 
     /// There are no tokens, and nobody knows when there will be.

@@ -164,7 +164,8 @@ async fn demand_beyond_the_rate_of_a_node_uses_all_of_it() {
     let node = Node::start(&limits.path(), &[]);
     let client = builder(&[node.grpc]).build().unwrap();
     let mut buckets = JoinSet::new();
-    for name in ["quick", "lends", "strict", "window", "queue"] {
+    let names = ["quick", "lends", "strict", "window", "queue"];
+    for name in names {
         let bucket = client.smart_bucket("a", name).build();
         buckets.spawn(async move {
             let used = Arc::new(AtomicU64::new(0));
@@ -190,6 +191,13 @@ async fn demand_beyond_the_rate_of_a_node_uses_all_of_it() {
         });
     }
     buckets.join_all().await;
+    let node = Scrape::of(node.http);
+    for name in names {
+        let [calls, tokens] = ["tollgate_decisions_total", "tollgate_tokens_granted_total"]
+            .map(|metric| node.sum(metric, &[("bucket", name)]));
+        println!("{name}: {calls} calls for {tokens} tokens");
+        assert!(calls < 0.8 * tokens, "{name}: {calls} calls for {tokens} tokens");
+    }
 }
 
 #[tokio::test(start_paused = true)]
