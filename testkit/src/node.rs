@@ -155,6 +155,11 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if thread::panicking() {
+            // What a failed test may have to do with.
+            println!("the node at {}: {:?}", self.grpc, self.child.try_wait());
+            self.lines.try_iter().take(100).for_each(|line| println!("{line}"));
+        }
         // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -24,8 +24,9 @@ use tollgate_client::{Builder, Client, DecidedBy, Decision, Request};
 /// Longer than anything that should be answered takes, even on a busy machine.
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// A patient client of these nodes, to be configured further.
+/// A patient client of these nodes, to be configured further. Its warnings are part of the output.
 fn builder(nodes: &[SocketAddr]) -> Builder {
+    let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).try_init();
     Client::builder(nodes.iter().map(SocketAddr::to_string)).deadline(PATIENT)
 }
 
