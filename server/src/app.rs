@@ -75,7 +75,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Binds the addresses in the settings. Port 0 picks a free port.
+    /// Binds the addresses in the settings, within a runtime. Port 0 picks a free port.
     pub fn bind(settings: &Settings) -> Result<Self, Error> {
         let bind =
             |flag, addr| accept::listen(addr).map_err(|error| Error::Listen(flag, addr, error));
