@@ -4,6 +4,8 @@
 mod circuit;
 mod node;
 mod tenants;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -26,8 +28,7 @@ use tollgate_proto::quotaservice::AllowResponse;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::{Response, Status};
 
-use self::circuit::State;
-use self::node::{Attempt, CONNECT_TIMEOUT, Failure, Node};
+use self::node::{Attempt, CONNECT_TIMEOUT, Failure, Node, Obstacle};
 use crate::connection::{AuthChannel, Credentials, Target};
 use crate::decision::{Error, NoAnswer};
 use crate::metrics;
@@ -59,7 +60,7 @@ impl Nodes {
     pub(crate) fn connect(targets: Vec<Target>, runtime: &Handle) -> Self {
         let (changed, _) = watch::channel(());
         let pool = Arc::new(Pool {
-            nodes: ArcSwap::default(),
+            view: ArcSwap::default(),
             next: AtomicUsize::new(rand::random_range(0..1024)),
             by_target: Mutex::new(vec![None; targets.len()]),
             changed,
@@ -212,7 +213,7 @@ impl Nodes {
             if matches!(failure, NoAnswer::Failed(_)) {
                 arrived = Some(failure.clone());
             }
-            if tried.len() >= self.pool.nodes.load().len().max(2) {
+            if tried.len() >= self.pool.view.load().nodes.len().max(2) {
                 return Err(Error::NoDecision(arrived.unwrap_or(failure)));
             }
         }
@@ -232,13 +233,22 @@ impl Drop for Nodes {
 }
 
 struct Pool {
-    nodes: ArcSwap<Vec<Arc<Node>>>,
+    /// Replaced as a whole, so that a look at it sees one state.
+    view: ArcSwap<View>,
     /// Where the search for a node begins.
     next: AtomicUsize,
     /// The nodes of each target; `None` before its name was resolved, or could not be.
     by_target: Mutex<Vec<Option<Vec<Arc<Node>>>>>,
     /// Told when a node may have become one that is called.
     changed: watch::Sender<()>,
+}
+
+/// What is known of all nodes.
+#[derive(Default)]
+struct View {
+    nodes: Vec<Arc<Node>>,
+    /// Whether all names were resolved once, or could not be.
+    is_resolved: bool,
 }
 
 impl Pool {
@@ -252,15 +262,11 @@ impl Pool {
         });
         if !is_same {
             by_target[place] = Some(nodes);
-            let all = by_target.iter().flatten().flatten();
-            self.nodes.store(Arc::new(all.map(Arc::clone).collect()));
+            let nodes = by_target.iter().flatten().flatten().map(Arc::clone).collect();
+            let is_resolved = by_target.iter().all(Option::is_some);
+            self.view.store(Arc::new(View { nodes, is_resolved }));
             self.changed.send_replace(());
         }
-    }
-
-    /// Whether all names were resolved once, or could not be.
-    fn is_resolved(&self) -> bool {
-        self.by_target().iter().all(Option::is_some)
     }
 
     fn by_target(&self) -> MutexGuard<'_, Vec<Option<Vec<Arc<Node>>>>> {
@@ -272,21 +278,11 @@ impl Pool {
     async fn attempt(&self, tried: &[Arc<Node>], deadline: Instant) -> Result<Attempt, NoAnswer> {
         let mut changes = None;
         loop {
-            let (nodes, now) = (self.nodes.load_full(), Instant::now());
-            let first = self.next.fetch_add(1, Ordering::Relaxed);
-            let in_turn = (0..nodes.len()).map(|at| &nodes[(first.wrapping_add(at)) % nodes.len()]);
-            let was_tried = |node: &Arc<Node>| tried.iter().any(|one| Arc::ptr_eq(one, node));
-            let untried = in_turn.clone().filter(|node| !was_tried(node));
-            let again = in_turn.clone().filter(|node| was_tried(node));
-            if let Some(attempt) = untried.chain(again).find_map(|node| node.attempt(now)) {
-                return Ok(attempt);
-            }
-            let connects = in_turn.clone().any(|node| node.state() == State::Connecting);
-            if !connects && self.is_resolved() {
-                return Err(match in_turn.clone().any(|node| node.is_quiet(now)) {
-                    true => NoAnswer::Overloaded,
-                    false => NoAnswer::Unreachable,
-                });
+            match self.find(tried) {
+                Ok(attempt) => return Ok(attempt),
+                Err(Obstacle::Unreachable) => return Err(NoAnswer::Unreachable),
+                Err(Obstacle::Overloaded) => return Err(NoAnswer::Overloaded),
+                Err(Obstacle::Connecting) => {}
             }
             match &mut changes {
                 // Looks once more after the subscription, so that no change is missed.
@@ -298,6 +294,28 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// Looks for a node that can be called; for one that was tried only if there is no other. The
+    /// reason why there is none is of the same look: after a second one, a node that was found or
+    /// connected in between would be unreachable.
+    fn find(&self, tried: &[Arc<Node>]) -> Result<Attempt, Obstacle> {
+        let (view, now) = (self.view.load(), Instant::now());
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let (before, after) = view.nodes.split_at(first % view.nodes.len().max(1));
+        let mut obstacle =
+            if view.is_resolved { Obstacle::Unreachable } else { Obstacle::Connecting };
+        for again in [false, true] {
+            for node in after.iter().chain(before) {
+                if tried.iter().any(|one| Arc::ptr_eq(one, node)) == again {
+                    match node.attempt(now) {
+                        Ok(attempt) => return Ok(attempt),
+                        Err(found) => obstacle = obstacle.max(found),
+                    }
+                }
+            }
+        }
+        Err(obstacle)
     }
 }
 

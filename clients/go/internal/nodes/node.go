@@ -55,13 +55,15 @@ func newNode(pool *Pool, target connect.Target, address string) (*node, error) {
 func (n *node) pass(now time.Time) (pass, error, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !n.ended {
-		if pass, ok := n.circuit.pass(now); ok {
-			return pass, nil, true
-		}
+	if n.ended {
+		// Seen in an old view: the one of the nodes that the name has now comes at once.
+		return pass{}, nil, false
+	}
+	if pass, ok := n.circuit.pass(now); ok {
+		return pass, nil, true
 	}
 	switch {
-	case n.circuit.state == connecting && !n.ended:
+	case n.circuit.state == connecting:
 		return pass{}, nil, false
 	case n.circuit.isQuiet(now):
 		return pass{}, fault.ErrOverloaded, false

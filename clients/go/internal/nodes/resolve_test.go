@@ -54,6 +54,12 @@ func TestNodesThatLeaveAName(t *testing.T) {
 	if !slices.Equal(stopped, []string{"127.0.0.1:1"}) || len(all) != 1 {
 		t.Fatal(stopped, all)
 	}
+	// A call that still sees it waits for the nodes that come instead.
+	first.ended = true
+	late := &view{[]*node{first}, true}
+	if found, _, err := late.find(0, nil); found != nil || err != nil {
+		t.Fatal(found, err)
+	}
 	// One that left while it was not called is not kept, either.
 	third := add(old)
 	third.circuit.checked(false)

@@ -47,6 +47,14 @@ pub(super) struct Node {
     changed: watch::Sender<()>,
 }
 
+/// Why a node is not called now. Of those of several nodes, the last one in this order counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Obstacle {
+    Unreachable,
+    Overloaded,
+    Connecting,
+}
+
 /// Why a call has no answer.
 pub(super) enum Failure {
     /// The request is wrong; another node would say so, too.
@@ -80,7 +88,7 @@ impl Node {
         }
     }
 
-    pub(super) fn state(&self) -> State {
+    fn state(&self) -> State {
         self.circuit().state()
     }
 
@@ -98,10 +106,6 @@ impl Node {
         self.changed.send_replace(());
     }
 
-    pub(super) fn is_quiet(&self, now: Instant) -> bool {
-        self.circuit().is_quiet(now)
-    }
-
     fn channel(&self) -> AuthChannel {
         AuthChannel::clone(&self.channel.load())
     }
@@ -111,9 +115,17 @@ impl Node {
     }
 
     /// The permission to call the node now.
-    pub(super) fn attempt(self: &Arc<Self>, now: Instant) -> Option<Attempt> {
-        let pass = self.circuit().pass(now)?;
-        Some(Attempt { node: Arc::clone(self), pass, start: now, report: Report::Cancelled })
+    pub(super) fn attempt(self: &Arc<Self>, now: Instant) -> Result<Attempt, Obstacle> {
+        let mut circuit = self.circuit();
+        match circuit.pass(now) {
+            Some(pass) => {
+                let node = Arc::clone(self);
+                Ok(Attempt { node, pass, start: now, report: Report::Cancelled })
+            }
+            None if circuit.state() == State::Connecting => Err(Obstacle::Connecting),
+            None if circuit.is_quiet(now) => Err(Obstacle::Overloaded),
+            None => Err(Obstacle::Unreachable),
+        }
     }
 
     /// Checks the node, for ever: see [`Circuit::pause`].
@@ -128,19 +140,23 @@ impl Node {
             if self.state() == State::Down {
                 self.channel.store(Arc::new(self.target.channel(CONNECT_TIMEOUT)));
             }
-            let checked = self.check().await;
-            let before = self.state();
-            self.circuit().checked(checked.is_ok());
-            match (before, self.state(), checked) {
-                (State::Down, State::Down, _) => {}
-                (_, State::Down, Err(reason)) => self.log_opened(&reason),
-                (State::Down, ..) => {
-                    tracing::info!(node = self.name, "the tollgate node answers again");
-                }
-                _ => {}
-            }
-            self.state_has_changed();
+            self.take(self.check().await);
         }
+    }
+
+    /// Takes the result of a check.
+    pub(super) fn take(&self, checked: Result<(), String>) {
+        let before = self.state();
+        self.circuit().checked(checked.is_ok());
+        match (before, self.state(), checked) {
+            (State::Down, State::Down, _) => {}
+            (_, State::Down, Err(reason)) => self.log_opened(&reason),
+            (State::Down, ..) => {
+                tracing::info!(node = self.name, "the tollgate node answers again");
+            }
+            _ => {}
+        }
+        self.state_has_changed();
     }
 
     fn pause(&self) -> Duration {
