@@ -3,8 +3,7 @@
 #![expect(clippy::disallowed_macros, reason = "the metrics of the library are all here")]
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{LazyLock, PoisonError, RwLock};
+use std::sync::{LazyLock, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::decision::{DecidedBy, Decision, Error, NoAnswer, Reason, Refusal};
@@ -108,13 +107,17 @@ pub(crate) fn waited(time: Duration) {
 }
 
 /// Nodes of all clients of this process, and those of them that are called.
-static NODES: [AtomicI64; 2] = [AtomicI64::new(0), AtomicI64::new(0)];
+static NODES: Mutex<[i64; 2]> = Mutex::new([0; 2]);
 
 /// Counts more or fewer nodes, and more or fewer that are called.
 pub(crate) fn nodes(more: i64, more_called: i64) {
-    let add = |at: usize, more| NODES[at].fetch_add(more, Ordering::Relaxed) + more;
-    metrics::gauge!("tollgate_client_nodes").set(add(0, more) as f64);
-    metrics::gauge!("tollgate_client_nodes_called").set(add(1, more_called) as f64);
+    // Set under the lock, so that no older number comes last. Not incremented: the recorder may be
+    // installed later.
+    let mut nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
+    nodes[0] += more;
+    nodes[1] += more_called;
+    metrics::gauge!("tollgate_client_nodes").set(nodes[0] as f64);
+    metrics::gauge!("tollgate_client_nodes_called").set(nodes[1] as f64);
 }
 
 /// Tokens that were taken ahead of need were used, or others refused.

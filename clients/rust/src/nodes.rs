@@ -40,6 +40,10 @@ const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
 /// The same while no node is called.
 const RESOLVE_INTERVAL_IN_NEED: Duration = Duration::from_secs(2);
 
+/// How often a call that waits for the first connection of a node looks whether another one, which
+/// was overloaded or on trial, can be called.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
 /// How often a server may name another one as the master before the client gives up for now.
 const MOST_HOPS: usize = 3;
 
@@ -288,9 +292,12 @@ impl Pool {
                 // Looks once more after the subscription, so that no change is missed.
                 None => changes = Some(self.changed.subscribe()),
                 Some(changes) => {
+                    let until = deadline.min(Instant::now() + LOOK_INTERVAL);
                     // The sender is in `self`.
-                    let changed = timeout_at(deadline, changes.changed()).await;
-                    let _ = changed.map_err(|_| NoAnswer::Timeout)?;
+                    let changed = timeout_at(until, changes.changed()).await;
+                    if changed.is_err() && until == deadline {
+                        return Err(NoAnswer::Timeout);
+                    }
                 }
             }
         }

@@ -61,8 +61,10 @@ impl KillSwitch {
 
     /// What is known of it; `None` if it is off.
     pub fn current(&self) -> Option<SwitchedOn> {
+        let known = self.known();
+        // Under the lock, so that it is the time of this switch.
         let left = self.window.left();
-        let by = self.known().on.clone()?;
+        let by = known.on.clone()?;
         (!left.is_zero()).then_some(SwitchedOn { by, left })
     }
 

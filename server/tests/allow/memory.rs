@@ -1,6 +1,8 @@
 //! Memory of many dynamic buckets in Redis and in the embedded store, which is freed once they are
 //! full again.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::{Redis, START, redis_store};
@@ -33,6 +35,28 @@ fn one_token<'a>(
         action: TokenAction::Take { max_wait_ms: 0 },
         prefetch: None,
         rewrite: false.into(),
+    }
+}
+
+/// Which is the last one that the namespace has a place for.
+#[test]
+fn requests_for_one_new_bucket_need_one_place() {
+    let terms = BucketLimit { size_tokens: 2, ..BucketLimit::default() }.terms();
+    let request = one_token("new", &terms, Some(1), None);
+    for round in 0..5000 {
+        let (store, ready) = (MemoryStore::new(), AtomicUsize::new(0));
+        let ask = || {
+            ready.fetch_add(1, Ordering::AcqRel);
+            while ready.load(Ordering::Acquire) < 2 {
+                thread::yield_now();
+            }
+            store.decide_now(&request).verdict
+        };
+        let verdicts = thread::scope(|scope| {
+            let other = scope.spawn(ask);
+            [ask(), other.join().unwrap()]
+        });
+        assert_eq!(verdicts, [Verdict::Granted; 2], "in round {round}");
     }
 }
 

@@ -17,6 +17,10 @@ import (
 	"github.com/tollgate/tollgate/clients/go/internal/fault"
 )
 
+// lookInterval is how often a call that waits for the first connection of a node looks whether another
+// one, which was overloaded or on trial, can be called.
+const lookInterval = 50 * time.Millisecond
+
 // Metrics are told of calls and nodes.
 type Metrics interface {
 	// CallFailed tells that a call to a node has failed.
@@ -128,6 +132,7 @@ func (p *Pool) attempt(ctx context.Context, tried []*node) (*node, pass, error) 
 		}
 		select {
 		case <-changed:
+		case <-time.After(lookInterval):
 		case <-ctx.Done():
 			return nil, pass, fault.ErrTimeout
 		}

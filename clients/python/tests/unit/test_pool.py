@@ -7,9 +7,12 @@ from typing import List, Sequence
 import pytest
 
 from tollgate_client import ClosedError, NoAnswer, NoDecisionError
+from tollgate_client._decide.effects import Call, Change
 from tollgate_client._nodes.address import Address, Socket
+from tollgate_client._nodes.asking import Nodes
 from tollgate_client._nodes.circuit import ANSWERED, FAILED, UNREACHABLE, Outcome, Report
 from tollgate_client._nodes.pool import Attempt, Check, Pool, Resolve
+from tollgate_client._proto.quotaservice_pb2 import AllowRequest
 
 ONE, TWO, THREE = (Socket(f"10.0.0.{last}", 1) for last in (1, 2, 3))
 
@@ -56,6 +59,22 @@ def test_callers_wait_for_the_first_connections():
     assert kept.pool.changes > changes and isinstance(kept.pool.attempt((), 0), int)
     kept.check(0)
     assert isinstance(kept.pool.attempt((), 0), Attempt) and kept.changes == 2
+
+
+def test_a_caller_that_waits_looks_for_nodes_whose_trial_has_ended():
+    kept = Kept()
+    kept.resolve([ONE, TWO], 0)
+    one, two = kept.checks(0)
+    for problem, now in ("ill", 0), (None, 1):
+        kept.pool.checked(one, object(), 1, problem, now)
+        kept.checks(now + 1)
+    trial = kept.pool.attempt((), 1)
+    asking = Nodes(kept.pool, lambda: 1.0).ask(AllowRequest(), 100.0)
+    wait = next(asking)
+    assert isinstance(wait, Change) and wait.number == kept.pool.changes and wait.seconds < 0.1
+    kept.pool.report(trial, ANSWERED, 1)
+    call = asking.send(None)
+    assert isinstance(call, Call) and call.node is one.node and not two.node.circuit.is_called
 
 
 def test_nodes_are_called_in_turn():

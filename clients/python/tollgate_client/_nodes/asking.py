@@ -15,6 +15,10 @@ from .circuit import ANSWERED, CANCELLED, FAILED
 from .failures import Failure, failure
 from .pool import Node, Pool
 
+_LOOK_INTERVAL = 0.05
+"""How often a call that waits for the first connection of a node looks whether another one, which was
+overloaded or on trial, can be called, in seconds."""
+
 
 class NodesEngine:
     """What a client with nodes asks with, blocking or with asyncio."""
@@ -95,7 +99,7 @@ class Nodes:
                 if isinstance(attempt, int):
                     if start >= deadline:
                         raise NoDecisionError(NoAnswer.TIMEOUT)
-                    yield Change(attempt, deadline - start)
+                    yield Change(attempt, min(deadline - start, _LOOK_INTERVAL))
                     continue
                 # What holds if the caller gives up.
                 report = CANCELLED

@@ -87,6 +87,11 @@ impl Circuit {
         self.state
     }
 
+    /// Whether calls go to the node.
+    pub(super) fn is_called(&self) -> bool {
+        matches!(self.state, State::Up | State::Trial { .. })
+    }
+
     /// Whether the node is left alone because it is overloaded.
     pub(super) fn is_quiet(&self, now: Instant) -> bool {
         self.quiet_until.is_some_and(|until| now < until)

@@ -94,13 +94,17 @@ impl Node {
 
     /// Whether calls go to it.
     pub(super) fn is_called(&self) -> bool {
-        matches!(self.state(), State::Up | State::Trial { .. })
+        self.circuit().is_called()
     }
 
     /// Counts whether the node is called, and tells who waits for that.
     fn state_has_changed(&self) {
-        let called = self.is_called();
-        if self.counted.swap(called, Ordering::Relaxed) != called {
+        let circuit = self.circuit();
+        let called = circuit.is_called();
+        // Under the lock: the last one to count has seen the last state.
+        let was_called = self.counted.swap(called, Ordering::Relaxed);
+        drop(circuit);
+        if called != was_called {
             metrics::nodes(0, if called { 1 } else { -1 });
         }
         self.changed.send_replace(());

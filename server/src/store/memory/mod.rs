@@ -183,18 +183,20 @@ impl Inner {
             return buckets.decide(request, (key, hash), now, None, &self.in_use);
         }
         let count = Arc::clone(lock(&self.places).entry_ref(request.namespace).or_default());
-        let place = if buckets.find(key, hash, now) == Found::State {
-            Some(Place::take_anyway(&count))
-        } else {
-            drop(buckets);
-            let place = Place::take(&count, bound).or_else(|| {
-                self.clear_all(now);
-                Place::take(&count, bound)
-            });
-            buckets = lock(shard);
-            place
+        // Under the lock: of two requests for a new bucket, the second one finds its place.
+        let mut place = match buckets.find(key, hash, now) {
+            Found::State => Some(Place::take_anyway(&count)),
+            _ => Place::take(&count, bound),
         };
-        // Another request may have given the bucket its place meanwhile.
+        if place.is_none() {
+            drop(buckets);
+            self.clear_all(now);
+            buckets = lock(shard);
+            // Another request may have given the bucket its place meanwhile.
+            if buckets.find(key, hash, now) != Found::Place {
+                place = Place::take(&count, bound);
+            }
+        }
         let mut outcome = if place.is_some() || buckets.find(key, hash, now) == Found::Place {
             buckets.decide(request, (key, hash), now, place, &self.in_use)
         } else {
