@@ -73,7 +73,7 @@ failed_tests() {
 # As in scripts/run-tests.py: those that have failed run again, and are red unless they pass twice. Not
 # if a data race was found, or a program has ended before all of its tests.
 run_failed_again() {
-  local package test crashed flaky=()
+  local package test crashed failed flaky=()
   ! jq -r 'select(.Action == "output") | .Output' "$work/log" |
     grep -E '^(WARNING: DATA RACE|panic: |fatal error: )' || return 1
   # The race detector itself may crash in the bubbles of testing/synctest: golang/go#78156. The package
@@ -86,13 +86,18 @@ run_failed_again() {
       return 1
     flaky+=("$package (a crash of the race detector)")
   done
+  failed=$(failed_tests "$work/log")
   while IFS=$'\t' read -r package test; do
-    [ "$test" != - ] || continue
     ! grep -qxF "$package" <<<"$crashed" || continue
+    if [ "$test" = - ]; then
+      # If none of its tests has failed, the package itself has.
+      [ "$(cut -f1 <<<"$failed" | grep -cxF "$package")" -gt 1 ] || return 1
+      continue
+    fi
     printf '\nrun again: %s %s\n' "$package" "$test"
     go test -race -count=2 -run "^$test\$" "$package" </dev/null || return 1
     flaky+=("$package $test")
-  done < <(failed_tests "$work/log")
+  done <<<"$failed"
   [ ${#flaky[@]} -gt 0 ] || return 1
   jq -rj 'select(.Action == "output") | .Output' "$work/log" >"$work/go.log"
   keep_flaky "$work/go.log" "${flaky[@]}"

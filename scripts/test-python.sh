@@ -58,8 +58,10 @@ run_tests() {
 }
 
 # As in scripts/run-tests.py: those that have failed run again, and are red unless they pass twice.
+# Not if pytest ended for another reason than failed tests.
 run_failed_again() {
   local failed
+  [ "$1" = 1 ] || return "$1"
   mapfile -t failed < <(jq -r 'keys[]' "$target/python/pytest/v/cache/lastfailed")
   [ ${#failed[@]} -gt 0 ] || return 1
   printf '\nrun again: %s\n' "${failed[*]}"
@@ -72,7 +74,7 @@ log=$target/python/python.log
   cd clients/python
   "$target/python/test/bin/python" -m mypy --cache-dir "$target/python/mypy"
   # Most of the time, a test waits.
-  run_tests -n 4 "$@" 2>&1 | tee "$log" || run_failed_again
+  run_tests -n 4 "$@" 2>&1 | tee "$log" || run_failed_again $?
 )
 
 say "Python client library: wheel and sdist"

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use testkit::cluster::reserve_quarter;
 use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::grpc::{capacity_client, lease};
 use testkit::http::{allow, get, is_shared_grant};
 use testkit::load::StallDetector;
 use testkit::metrics::Scrape;
@@ -89,6 +90,41 @@ fn a_forbidden_command_is_not_retried() {
     assert!(!shared(&node, "together x"), "reading the register is forbidden");
     assert_eq!(command_stats(&mut inside, "evalsha").calls, 1);
     assert!(shared(&node, "nowhere x"), "other buckets are still decided");
+}
+
+/// Heartbeats do not need the command, so the server is up, and nothing is wrong with the key.
+#[tokio::test]
+async fn a_command_that_a_script_may_not_use_is_said_to_need_a_right() {
+    let _machine = reserve_quarter();
+    let redis = Redis::start();
+    let rights = ["on", ">secret", "~*", "+@all", "-hmget"];
+    redis::cmd("ACL")
+        .arg("SETUSER")
+        .arg("limited")
+        .arg(&rights)
+        .exec(&mut redis.connection())
+        .unwrap();
+    let limits = LimitsFile::new(
+        "resources: [{ identifier_glob: '*', capacity: 100, algorithm: { kind: FAIR_SHARE, \
+         lease_length: 60, refresh_interval: 1 } }]",
+    );
+    let url = redis.url().replace("://", "://limited:secret@");
+    let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "2s"]);
+    node.wait_for_store();
+    let mut client = capacity_client(&node).await;
+    let mut limit = PollLimit::new(TEST_TIMEOUT);
+    // A line of this kind is logged once a second at most.
+    let line = loop {
+        assert_eq!(lease(&mut client, "c", "r", 10.0, None).await.degraded, Some(true));
+        let mut lines = node.logged().into_iter();
+        if let Some(line) = lines.find(|line| line["detail"].to_string().contains("can't run")) {
+            break line;
+        }
+        limit.check("the refusal is logged");
+    };
+    let advice = line["advice"].as_str().unwrap();
+    assert!(advice.contains("rights in docs/operating.md"), "{line}");
+    assert!(node.store_is_up());
 }
 
 #[test]
@@ -252,8 +288,9 @@ const ONE_TOKEN: Query<'_> = Query {
 async fn a_caller_that_got_another_answer_takes_no_tokens() {
     let redis = Redis::start();
     let proxy = FaultProxy::to(redis.port());
+    // Long, as a reply that comes late would take a token.
     let (connector, _) =
-        store_with_health(&proxy.url(), Duration::from_millis(200), &Metrics::new()).await;
+        store_with_health(&proxy.url(), Duration::from_secs(2), &Metrics::new()).await;
     let service = Service::new(connector.open(), ManualClock::new(START), SLOW);
     proxy.set(Fault::NoReplies);
     assert!(service.allow.allow(&ONE_TOKEN).await.unwrap().degraded);

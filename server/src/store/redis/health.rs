@@ -421,6 +421,12 @@ pub(super) fn concerns_one_key(error: &RedisError, is_guarded: bool) -> bool {
     }
 }
 
+/// Whether a script failed because the user may not run one of its commands. Heartbeats need other
+/// commands, so the server counts as up.
+pub(super) fn lacks_right(error: &RedisError) -> bool {
+    error.detail().is_some_and(|text| text.contains("The user executing the script can't run"))
+}
+
 /// Where the key is, if the error says that another server of the cluster has it; else `None`.
 pub(super) fn redirect(error: &RedisError) -> Option<Redirect> {
     let address = || error.redirect_node().map(|(address, _)| Box::from(address));

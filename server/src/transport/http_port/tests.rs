@@ -77,7 +77,7 @@ async fn waiting_for_a_response_is_not_idle() {
 
 #[tokio::test]
 async fn http1_connections_end_when_the_certificate_expires() {
-    let (ms, expires) = (Duration::from_millis, Duration::from_millis(700));
+    let (ms, expires) = (Duration::from_millis, Duration::from_secs(2));
     for (latency, is_last) in [(ms(0), false), (expires + ms(500), true)] {
         let node = start_expiring_port(DEFAULT_TIMEOUTS, latency, Some(expires)).await;
         let mut stream = TcpStream::connect(node).await.expect("a connection");

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use super::job::{BucketJob, CommandJob, Failure, Job, PartJob, Redirect, SendMode, SharedJob};
 use crate::domain::lease::WorkLimits;
 use crate::store::StoreError;
-use crate::store::redis::health::{ServerHealth, classify, concerns_one_key, redirect};
+use crate::store::redis::health::{
+    ServerHealth, classify, concerns_one_key, lacks_right, redirect,
+};
 use crate::store::redis::wire::batch::{BATCH, Batch, Declared};
 use crate::store::redis::wire::parts::{self, PARTS};
 use crate::store::redis::wire::script::Scripted;
@@ -264,7 +266,7 @@ fn waiting<R, T>(jobs: &[SharedJob<R, T>]) -> usize {
 const FOREIGN_KEY: &str = "look at the key: something else may write to this Redis; give tollgate a \
                            database of its own";
 
-/// The advice about a key that the user may not use.
+/// The advice about a key that the user may not use, or not with this command.
 const RIGHTS: &str = "give the user of --store the rights in docs/operating.md, on all keys (~*)";
 
 impl ReplyContext<'_> {
@@ -300,7 +302,8 @@ impl ReplyContext<'_> {
         if let Value::ServerError(error) = &reply {
             let error = RedisError::from(error.clone());
             if redirect(&error).is_none() && concerns_one_key(&error, is_guarded) {
-                self.health.refused_one(&error, FOREIGN_KEY);
+                let advice = if lacks_right(&error) { RIGHTS } else { FOREIGN_KEY };
+                self.health.refused_one(&error, advice);
                 return StoreError::Refused.into();
             }
         }

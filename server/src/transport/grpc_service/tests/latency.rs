@@ -33,17 +33,23 @@ async fn the_arrival_of_a_request_is_no_latency() {
     const LATE: Duration = Duration::from_millis(300);
     let (grpc_service, recorded) = measured(Budget::unlimited());
     let mut sender = connected(&grpc_service).await;
+    let mut most = Vec::new();
     for path in [ALLOW, LEASES] {
+        let begun = Instant::now();
         let (response, mut body) = begin_call(&mut sender, path);
         body.send_data(allow_request().slice(..7), false).expect("sent");
         settle().await;
         tokio::time::sleep(LATE).await;
         body.send_data(allow_request().slice(7..), true).expect("sent");
         status(response).await;
+        most.push((begun.elapsed() - LATE).as_secs_f64());
     }
     let latencies = recorded.0.lock().expect("not poisoned");
-    assert_eq!(latencies.len(), 2);
-    assert!(latencies.iter().all(|latency| *latency < LATE.as_secs_f64()), "{latencies:?}");
+    assert_eq!(latencies.len(), most.len());
+    assert!(
+        latencies.iter().zip(&most).all(|(one, most)| one <= most),
+        "{latencies:?} of {most:?}"
+    );
 }
 
 #[tokio::test]
