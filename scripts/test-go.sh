@@ -75,7 +75,7 @@ failed_tests() {
 run_failed_again() {
   local package test crashed failed flaky=()
   ! jq -r 'select(.Action == "output") | .Output' "$work/log" |
-    grep -E '^(WARNING: DATA RACE|panic: |fatal error: )' || return 1
+    grep -E '^(WARNING: DATA RACE|panic: |fatal error: |signal: )' || return 1
   # The race detector itself may crash in the bubbles of testing/synctest: golang/go#78156. The package
   # has to pass as a whole then.
   crashed=$(jq -r 'select(.Action == "output" and (.Output | startswith("ThreadSanitizer: CHECK failed"))) | .Package' \

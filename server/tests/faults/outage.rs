@@ -79,8 +79,7 @@ fn a_wrong_password() {
     let limits = LimitsFile::new(LIMITS);
     let url = redis.url().replace("redis://", "redis://:hunter2@");
     let started = Instant::now();
-    // On a busy machine replies may be late; a timeout would be a warning of another class.
-    let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "5s"]);
+    let node = Node::start(&limits.path(), &["--store", &url]);
     assert_answers_by_policy(&node);
     let refused =
         || Scrape::of(node.http).sum("tollgate_store_errors_total", &[("class", "refused")]);
@@ -98,7 +97,10 @@ fn a_wrong_password() {
     assert_eq!(get(&node, "/readyz").status, 200);
     // `Node::start` has read the log of the start, which therefore is not included.
     let logged = node.logged();
-    let warnings: Vec<_> = logged.iter().filter(|line| line["level"] == "WARN").collect();
+    // On a busy machine replies may be late.
+    let late = |line: &&serde_json::Value| line["class"] == "timeout";
+    let warnings: Vec<_> =
+        logged.iter().filter(|line| line["level"] == "WARN" && !late(line)).collect();
     assert!(warnings.iter().all(|line| line["class"] == "refused"), "{warnings:#?}");
     let one_a_second = 2 + started.elapsed().as_secs() as usize;
     assert!((1..=one_a_second).contains(&warnings.len()), "{warnings:#?}");

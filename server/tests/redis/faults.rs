@@ -117,7 +117,7 @@ async fn a_command_that_a_script_may_not_use_is_said_to_need_a_right() {
     let line = loop {
         assert_eq!(lease(&mut client, "c", "r", 10.0, None).await.degraded, Some(true));
         let mut lines = node.logged().into_iter();
-        if let Some(line) = lines.find(|line| line["detail"].to_string().contains("can't run")) {
+        if let Some(line) = lines.find(|line| line["message"].to_string().contains("refused one")) {
             break line;
         }
         limit.check("the refusal is logged");

@@ -421,10 +421,11 @@ pub(super) fn concerns_one_key(error: &RedisError, is_guarded: bool) -> bool {
     }
 }
 
-/// Whether a script failed because the user may not run one of its commands. Heartbeats need other
-/// commands, so the server counts as up.
+/// Whether a script failed because the user may not run one of its commands: the texts of Redis 7.0,
+/// and of later versions.
 pub(super) fn lacks_right(error: &RedisError) -> bool {
-    error.detail().is_some_and(|text| text.contains("The user executing the script can't run"))
+    const TEXTS: [&str; 2] = ["The user executing the script can't run", "ACL failure in script"];
+    error.detail().is_some_and(|detail| TEXTS.iter().any(|text| detail.contains(text)))
 }
 
 /// Where the key is, if the error says that another server of the cluster has it; else `None`.
