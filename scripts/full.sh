@@ -163,7 +163,7 @@ libraries() {
   cargo build --locked -p tollgate-server
   TOLLGATE_ALONE=1 scripts/test-python.sh -n 0 tests/scenarios/test_storm.py \
     tests/scenarios/test_faults.py::test_a_slow_node_delays_no_call_beyond_its_deadline
-  TOLLGATE_ALONE=1 scripts/test-go.sh -run "FaultAfterFault|DemandBeyond"
+  TOLLGATE_ALONE=1 scripts/test-go.sh -run "FaultAfterFault|DemandBeyond|RatesOfSeveral"
   TOLLGATE_BINARY=$target/debug/tollgate go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
   echo 'global_default_bucket: { size: 1000000, fill_rate: 1000000 }' >"$out/open.yaml"
   "$target/debug/tollgate" serve --limits "$out/open.yaml" --log-format json \

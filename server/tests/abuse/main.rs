@@ -37,8 +37,12 @@ const KEEPALIVE: Duration = Duration::from_millis(1000);
 /// and its `--keepalive-timeout`.
 const ANSWER: Duration = Duration::from_millis(1000);
 
-/// Additional time for a busy machine and an unoptimized build.
+/// Additional time for a busy machine and an unoptimized build,
 const SLACK: Duration = Duration::from_secs(3);
+
+/// and beside other tests, where attackers of the lowest priority may see the end late. With the longest
+/// limit of a test it stays below the 10 s that a node waits by default.
+const SLACK_BESIDE_OTHERS: Duration = Duration::from_secs(7);
 
 /// Allowed growth of the node's memory by all connections of an attack.
 const GROWTH_KB: u64 = 48 << 10;
@@ -99,7 +103,8 @@ fn assert_withstands_beside(
     let load = Load::start(&[node.grpc], plan, |_, _| Some(request("quiet", "b", 1)));
     load.run_for(ALONE);
     let before = node.rss_kb();
-    let (target, limit) = (port(&node), within.map_or(SLACK, |within| within + SLACK));
+    let slack = if judges_latency { SLACK } else { SLACK_BESIDE_OTHERS };
+    let (target, limit) = (port(&node), within.map_or(SLACK, |within| within + slack));
     let started = Instant::now();
     let one = move || {
         // In production attackers run on other machines, so here they have the lowest priority.

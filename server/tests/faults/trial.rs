@@ -365,7 +365,8 @@ fn share(time: Duration) -> f64 {
     (SIZE + RATE * time.as_secs_f64()) / 3.0
 }
 
-/// Asserts at most one warning a second about the store, each with advice.
+/// Asserts at most one warning a second about the store, each with advice. Beside other tests the times of
+/// lines are less exact, and there may be lines about other stalls.
 fn assert_one_warning_a_second(what: &str, node: &Node, time: Duration) {
     let logged = node.logged();
     let at = |line: &serde_json::Value| {
@@ -377,11 +378,14 @@ fn assert_one_warning_a_second(what: &str, node: &Node, time: Duration) {
     for line in &warnings {
         assert!(line["advice"].as_str().is_some_and(|advice| !advice.is_empty()), "{line}");
     }
+    let seconds = time.as_secs() as usize;
+    let (least, most) = if judges_figures() { (990, seconds + 4) } else { (700, 2 * seconds + 4) };
+    let least = Duration::from_millis(least);
     for pair in warnings.windows(2) {
         let apart = at(pair[1]).duration_since(at(pair[0])).unwrap();
-        assert!(apart >= Duration::from_millis(990), "{what}: {pair:#?}");
+        assert!(apart >= least, "{what}: {pair:#?}");
     }
-    assert!(logged.len() <= time.as_secs() as usize + 4, "{what}: {logged:#?}");
+    assert!(logged.len() <= most, "{what}: {logged:#?}");
 }
 
 impl Observation {

@@ -477,16 +477,16 @@ fn the_command_holds_while_its_command_runs() {
 
     // One waits for the other. Another domain does not.
     let first =
-        hold(&node, &["job", "acme", "--ttl", "3s", "--", "sh", "-c", "read _; echo first"]);
+        hold(&node, &["job", "acme", "--ttl", "6s", "--", "sh", "-c", "read _; echo first"]);
     eventually("a copy is held", Duration::from_secs(10), || copies_held(&node, "job") == "1");
     let began = Instant::now();
-    let (code, text) = run(&["job", "acme", "--max-wait", "4s", "--", "true"]);
+    let (code, text) = run(&["job", "acme", "--max-wait", "7s", "--", "true"]);
     assert_eq!(
         (code, &*text),
         (1, "tollgate: the copies are not free: acme holds 1 of 1\n"),
         "renewed beyond its ttl"
     );
-    assert!(began.elapsed() >= Duration::from_secs(4));
+    assert!(began.elapsed() >= Duration::from_secs(7));
     assert_eq!(run(&["job", "acme", "--max-wait", "0s", "--", "true"]).0, 1);
     assert_eq!(run(&["job", "globex", "--", "true"]).0, 0);
     let second = hold(&node, &["job", "acme", "--", "echo", "second"]);

@@ -220,7 +220,7 @@ fn a_store_that_lost_scripts_or_data_goes_on() {
 #[test]
 fn hits_are_counted_while_the_store_hangs_and_comes_back_with_its_data() {
     let redis = Redis::start();
-    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "1s"]);
+    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "3s"]);
     node.wait_for_store();
     assert_eq!(search(&node, 4)["tierHits"], "4");
     testkit::signal(redis.pid(), "STOP");

@@ -93,7 +93,7 @@ func TestAShortContextIsLeftTimeForTheFallback(t *testing.T) {
 	client := connect(t, proxy.Address, tollgate.WithFallback(tollgate.FallbackAllow))
 	askUntilDecidedBy(t, client, tollgate.ByNode)
 	proxy.Set(t, testkit.NoReplies)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
 	defer cancel()
 	decision, err := client.Acquire(ctx, "a", "b")
 	if err != nil || decision.DecidedBy != tollgate.ByFallback {

@@ -330,7 +330,7 @@ async fn a_lost_store_ends_holds_or_leaves_them_by_policy() {
     }
     assert!(all.iter().any(|held| held.is_held()) && all.iter().any(|held| !held.is_held()));
     let copies: u64 = all.iter().filter(|held| held.is_held()).map(|held| held.copies()).sum();
-    assert_eq!(held(node.http, "sandbox")["held"], copies);
+    wait_until_held(node.http, "sandbox", copies);
 }
 
 #[tokio::test(flavor = "multi_thread")]

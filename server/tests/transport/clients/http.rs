@@ -109,7 +109,7 @@ fn overload(mut client: Client) {
 /// During the drain delay, each response asks clients to close the connection.
 fn draining(mut client: Client) {
     let limits = LimitsFile::new(LIMITS);
-    let mut node = Node::start(&limits.path(), &["--drain-delay", "5s"]);
+    let mut node = Node::start(&limits.path(), &["--drain-delay", "10s"]);
     let mut driver = Driver::start(&mut client.command);
     let allow = [one("POST", "/v1/allow", JSON, 0)];
     let mut order = rounds(&node, 20, 0, &allow);
