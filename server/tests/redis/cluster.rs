@@ -388,6 +388,52 @@ fn births_of_two_servers_are_merged() {
     assert_eq!(left.len(), 5, "{left:?}");
 }
 
+/// The names of a register whose slot has moved are read and moved a page at a time, once, on connections
+/// that are used again.
+#[test]
+fn a_large_register_is_moved_in_pages() {
+    const NAMES: usize = 50_000;
+    let _machine = reserve_half();
+    let cluster = RedisCluster::start_with(2, 0);
+    cluster.set_birth(now_us() - HOUR_US);
+    let (to, from) = (0, 1);
+    let register = |number: usize| cluster.birth_keys().swap_remove(number).replace('o', "l");
+    // Names of resources that stay where they are.
+    let moving = cluster.highest_slot(from).unwrap();
+    let staying = cluster.highest_slot(to).unwrap() + 1..moving;
+    let names = (0..).map(|number: u32| format!("r{number}"));
+    let stay = names.filter(|name| staying.contains(&slot(holders(name).as_bytes())));
+    let expires_s = now_us() / 1_000_000 + 3600;
+    let entries: Vec<_> = stay.take(NAMES).map(|name| (expires_s, name)).collect();
+    let (mut source, mut target) = (cluster.connection(from), cluster.connection(to));
+    redis::cmd("ZADD").arg(register(from)).arg(&entries).exec(&mut source).unwrap();
+    let limits = limits("bounded");
+    let node = Node::start(&limits.path(), &[&["--store", &cluster.url()], &PATIENT[..]].concat());
+    node.wait_for_store();
+    let before = connections_received(&mut source) + connections_received(&mut target);
+
+    // The register goes to the other server with the slot, and its names come back.
+    cluster.migrate(moving, to);
+    let back = register(from);
+    eventually("the names are moved", 10 * SECOND, || {
+        redis::cmd("ZCARD").arg(&back).query::<usize>(&mut source).unwrap() == NAMES
+    });
+    let pages = command_stats(&mut target, "zscan").calls as usize;
+    // A page has about 1,000 names. A stall of the machine has some of them read again.
+    assert!((25..400).contains(&pages), "{pages} pages");
+    let after = connections_received(&mut source) + connections_received(&mut target);
+    let made = after - before;
+    // Three commands a page. Some 30 connections are made to move the slot and to look at the servers.
+    assert!(made < 2 * pages, "{made} connections for {pages} pages");
+}
+
+/// The number of connections that a server has accepted.
+fn connections_received(inside: &mut redis::Connection) -> usize {
+    let text: String = redis::cmd("INFO").arg("stats").query(inside).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
 /// The rights in `docs/operating.md` are enough.
 #[test]
 fn the_documented_rights_are_enough() {
