@@ -262,7 +262,9 @@ fn faults_of_a_directory_name_the_file() {
     let empty = tollgate(&["check", "--envoy-limits", dir.path().to_str().unwrap()]);
     assert_eq!(empty.code, 2);
     assert!(empty.stderr.contains("it has no file *.yaml or *.yml"), "{}", empty.stderr);
-    let in_store = tollgate(&["serve", "--limits", "store:", "--envoy-limits", "/nowhere"]);
+    let ports = ["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+    let both = ["serve", "--limits", "store:", "--envoy-limits", "/nowhere"];
+    let in_store = tollgate(&[&both[..], &ports].concat());
     assert_eq!(in_store.code, 2);
     assert!(in_store.stderr.contains("put the domains into the document"), "{}", in_store.stderr);
 }

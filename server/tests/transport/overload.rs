@@ -327,7 +327,9 @@ fn a_node_raises_its_limit_of_open_files_or_says_that_it_is_too_low() {
     assert_eq!(numbers[0], numbers[1], "{line}");
     let warns = |most: &[&str]| {
         let mut node = Command::new(testkit::program("tollgate"));
-        let node = node.args(["serve", "--limits", "/nowhere"]).args(most).output().unwrap();
+        node.args(["serve", "--limits", "/nowhere"]).args(most);
+        node.args(["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]);
+        let node = node.output().unwrap();
         String::from_utf8(node.stderr).unwrap().contains("not enough open files")
     };
     assert!(!warns(&[]), "the default fits the limit of open files");
