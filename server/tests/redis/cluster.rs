@@ -148,7 +148,9 @@ fn migrate_slot((what, test, place): (&str, &str, u32), choose: impl FnOnce(&Red
         is_shared_grant(&allow(nodes[0].http, &bounded, "y")),
         "{what}: before the register is moved"
     );
-    assert!(cluster.move_keys(&migration) >= 5, "{what}: not all keys are in that slot");
+    // The register of buckets, and three keys of the resource. The key of the bucket has expired if the
+    // callers paused for a second: the bucket was full then.
+    assert!(cluster.move_keys(&migration) >= 4, "{what}: not all keys are in that slot");
     load.run_for(SECOND);
     assert!(
         is_shared_grant(&allow(nodes[1].http, "spread", &absent[1])),
