@@ -24,18 +24,22 @@ type ScanReply = (u64, Vec<(Vec<u8>, f64)>);
 const PAGE: usize = 1000;
 
 impl Connector {
-    /// Moves the names out of the registers of retired tags. The next call retries those that fail.
-    pub(super) async fn move_retired_registers(&self) {
+    /// Moves the names out of the registers of retired tags. Whether all are moved: the next call
+    /// retries the others, and reads all that is left in their registers.
+    pub(super) async fn move_retired_registers(&self) -> bool {
         let tags = self.retired_tags();
         if tags.is_empty() {
-            return;
+            return true;
         }
         let shards = self.shards();
+        let mut all_moved = true;
         for tag in tags {
-            if move_names(&shards, tag).await.is_some() {
-                self.forget_tag(tag);
+            match move_names(&shards, tag).await {
+                Some(()) => self.forget_tag(tag),
+                None => all_moved = false,
             }
         }
+        all_moved
     }
 }
 

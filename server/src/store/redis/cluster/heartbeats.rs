@@ -91,8 +91,10 @@ impl Connector {
     /// because it waits for servers that may hang, and the search for their replacements must not.
     async fn move_registers(&self) {
         loop {
-            self.move_retired_registers().await;
-            tokio::time::sleep(jittered(PROBE_INTERVAL)).await;
+            let all_moved = self.move_retired_registers().await;
+            // A large register is a load, so it is not read again at once.
+            let pause = if all_moved { PROBE_INTERVAL } else { HEARTBEAT_INTERVAL };
+            tokio::time::sleep(jittered(pause)).await;
         }
     }
 
