@@ -62,7 +62,10 @@ impl Address {
             match timeout(limit, TcpStream::connect(loopback_if_unspecified(address))).await {
                 Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(error)) => last = error,
-                Err(_) => last = io::ErrorKind::TimedOut.into(),
+                Err(_) => {
+                    let text = format!("timed out after {limit:?}");
+                    last = io::Error::new(io::ErrorKind::TimedOut, text);
+                }
             }
         }
         Err(last)

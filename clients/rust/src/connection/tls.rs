@@ -79,8 +79,11 @@ impl Dialer {
             stream.set_nodelay(true)?;
             connector.connect(name, stream).await
         };
-        let result = tokio::time::timeout(CONNECT_TIMEOUT, connect).await;
-        Ok(result.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??.into())
+        let late = |_| {
+            let text = format!("timed out after {CONNECT_TIMEOUT:?}");
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        };
+        Ok(tokio::time::timeout(CONNECT_TIMEOUT, connect).await.map_err(late)??.into())
     }
 
     /// Makes a handshake without ALPN protocols on a connection to the server at `host`. Has no
