@@ -2,7 +2,8 @@
 """Runs the tests of the workspace, each in a process of its own, and decides on red or green.
 
   scripts/run-tests.py [OPTION…]
-    --quick         only the unit tests, and the scenarios of the token buckets on each store
+    --quick         only the unit tests, the scenarios of the token buckets on each store, and the
+                    check of the modules' dependencies
     --ignored       only the ignored tests that scripts/full.sh runs
     --clock         only the tests of scripts/clock-tests.txt
     --alone         each test runs alone, and judges its figures
@@ -47,7 +48,7 @@ TARGET = os.path.join(ROOT, os.environ.get("CARGO_TARGET_DIR", "target"))
 ENOUGH_RED = 3
 
 # The tests that --quick runs besides the unit tests.
-QUICK = re.compile(r"tollgate-server allow scenarios::on_\w+$|tollgate-server layers ")
+QUICK = (re.compile(r"tollgate-server allow scenarios::on_\w+$"), re.compile(r"tollgate-server layers "))
 
 
 @dataclasses.dataclass(eq=False)
@@ -302,9 +303,14 @@ def choose(options, found):
     ignored = {test for binary in found for test in tests_of(binary, "--ignored")}
     tests = [test for binary in found for test in tests_of(binary) if test not in ignored]
     if options.quick:
-        if not any(QUICK.match(full_name(test)) for test in tests):
-            stop("the tests of --quick do not exist")
-        tests = [test for test in tests if test.binary.is_unit or QUICK.match(full_name(test))]
+        names = [full_name(test) for test in tests]
+        if not all(any(map(kind.match, names)) for kind in QUICK):
+            stop("some tests of --quick do not exist")
+        tests = [
+            test
+            for test in tests
+            if test.binary.is_unit or any(kind.match(full_name(test)) for kind in QUICK)
+        ]
     if options.alone:
         return [], tests
     apart = [test for test in tests if full_name(test) in clock]

@@ -4,8 +4,8 @@
 # three languages side by side, and tests. Installs missing packages on
 # Debian or Ubuntu (as root, or with sudo).
 #   scripts/test.sh           all
-#   scripts/test.sh --quick   before each commit: formatting, lints, documentation, unit tests, and
-#                             the scenarios of token buckets on each store
+#   scripts/test.sh --quick   before each commit: formatting, lints, documentation, unit tests, the
+#                             scenarios of token buckets on each store, the modules' dependencies
 #   scripts/test.sh --write-counts   writes counts-of-tests.json of server/benches/instructions
 set -euo pipefail
 cd "$(dirname "$0")/.."
