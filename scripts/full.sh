@@ -33,6 +33,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Left in a shell that has sourced scripts/lib-build.sh, they would take the optimisation, and put debug
+# assertions, into test crates that are built for measuring. scripts/run-tests.py sets its own.
+unset RUSTC_WORKSPACE_WRAPPER CLIPPY_ARGS
+
 repeat=20 fuzz_seconds=600 soak_minutes=10 suite=0 busy=0
 parts=(slow instructions docs package libraries clock repeat fuzz refusals abuse clients h2spec soak reliability)
 known=" ${parts[*]} suite "

@@ -153,10 +153,8 @@ fn migrate_slot((what, test, place): (&str, &str, u32), choose: impl FnOnce(&Red
     keys.arg("GETKEYSINSLOT").arg(moving).arg(100);
     let moved: Vec<String> = keys.query(&mut cluster.connection(to)).unwrap();
     // Not the key of the bucket: it expires if the callers pause for a second, and the bucket is full.
-    for key in [format!("i{{{bounded}}}")]
-        .into_iter()
-        .chain(["h", "w", "e"].map(|kind| format!("{kind}{{{resource}}}")))
-    {
+    for (kind, name) in [("i", &bounded), ("h", &resource), ("w", &resource), ("e", &resource)] {
+        let key = format!("{kind}{{{name}}}");
         assert!(moved.contains(&key), "{what}: {key} is not among {moved:?}");
     }
     load.run_for(SECOND);
