@@ -20,7 +20,7 @@ fi
 
 # shellcheck source=scripts/lib-install.sh
 . scripts/lib-install.sh
-install_missing redis-server:redis-server h2load:nghttp2-client cc:gcc
+install_missing redis-server:redis-server h2load:nghttp2-client cc:build-essential
 
 command -v cargo >/dev/null || {
   echo "cargo is missing: install Rust 1.88 or newer" >&2

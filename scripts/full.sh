@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs what takes too long for CI; run it before you close an issue. By default it takes up to two
-# hours:
+# Runs what takes too long for CI; run it before you close an issue. Installs missing packages on Debian
+# or Ubuntu (as root, or with sudo); needs Rust and Go. By default it takes up to two hours:
 #   scripts/full.sh [OPTION…]
 #     --repeat N          runs of each test of order (20); those of time run a quarter as often
 #     --fuzz-seconds N    duration of the random tests with fresh seeds (600)
@@ -71,11 +71,17 @@ done
 ((suite == 0)) || parts+=(suite)
 [ ${#only[@]} = 0 ] || parts=("${only[@]}")
 
+# Not on every user's PATH: haproxy is in the first folder, and Go in the second, if its own installer
+# put it there.
+export PATH="$PATH:/usr/sbin:/usr/local/go/bin"
+
 # shellcheck source=scripts/lib-install.sh
 . scripts/lib-install.sh
-install_missing redis-server:redis-server haproxy:haproxy jq:jq curl:curl valgrind:valgrind
-# haproxy is in /usr/sbin, which is not on every user's PATH.
-export PATH="$PATH:/usr/sbin"
+install_missing redis-server:redis-server haproxy:haproxy jq:jq curl:curl valgrind:valgrind \
+  cc:build-essential openssl:openssl protoc:protobuf-compiler \
+  grpc_python_plugin:protobuf-compiler-grpc node:nodejs \
+  "import grpc, google.protobuf:python3-grpcio" "import grpc, google.protobuf:python3-protobuf" \
+  "import requests:python3-requests"
 
 out="${CARGO_TARGET_DIR:-target}/full"
 mkdir -p "$out"
@@ -138,7 +144,8 @@ suite() {
   done
 }
 
-# The test with a flood needs an optimised build.
+# The test with a flood needs an optimised build. It takes the load generator that is there, even an old
+# one, so that is built first.
 slow() {
   local failed=0
   scripts/run-tests.py --no-rerun --ignored --except a_flood_of || failed=1
@@ -146,6 +153,7 @@ slow() {
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server cluster " || failed=1
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server redis " || failed=1
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server leases tree" || failed=1
+  cargo build --release --locked -p tollgate-loadtest || failed=1
   cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored \
     2>&1 | tee "$out/flood-run.log" || failed=1
   any_ran "$out/flood-run.log" || failed=1
@@ -170,13 +178,18 @@ libraries() {
   TOLLGATE_ALONE=1 scripts/test-go.sh -run "FaultAfterFault|DemandBeyond|RatesOfSeveral"
   TOLLGATE_BINARY=$target/debug/tollgate go -C clients/go test -run '^$' -bench . -count 5 ./internal/scenarios
   echo 'global_default_bucket: { size: 1000000, fill_rate: 1000000 }' >"$out/open.yaml"
+  rm -f "$out/node.log"
   "$target/debug/tollgate" serve --limits "$out/open.yaml" --log-format json \
     --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 2>"$out/node.log" &
   node=$!
-  until address=$(jq -re 'select(.message == "serving") | .grpc' "$out/node.log"); do sleep 0.1; done
+  until address=$(jq -re 'select(.message == "serving") | .grpc' "$out/node.log"); do
+    kill -0 "$node" || { cat "$out/node.log" && return 1; }
+    sleep 0.1
+  done
   PYTHONPATH=clients/python "$target/python/test/bin/python" -B clients/python/tests/measure_cost.py "$address" ||
     { kill "$node" && return 1; }
-  kill "$node"
+  # What follows must not run beside a node that ends.
+  kill "$node" && wait "$node"
 }
 
 run_part() {

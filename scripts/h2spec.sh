@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Starts a node and runs h2spec against both of its ports, in plaintext and over TLS. Fails if a test
-# fails that docs/compatibility.md does not explain. Needs Go, openssl and a built node (cargo build).
+# fails that docs/compatibility.md does not explain. Builds the node, unless $TOLLGATE names one. Needs
+# Go, openssl and Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=v2.2.1+incompatible
-target="${CARGO_TARGET_DIR:-$PWD/target}"
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 h2spec="$target/h2spec/h2spec"
 node="${TOLLGATE:-$target/debug/tollgate}"
+# Go's own installer leaves it here.
+export PATH="$PATH:/usr/local/go/bin"
 
 # The tests that may fail on each port, as section of h2spec and number in it. Some of them fail only
 # occasionally.
@@ -16,6 +19,7 @@ declare -A explained=(
   [http]="http2/3.5/2 http2/5.1/2 http2/6.4/2 http2/8.1/1 http2/8.1.2.6/1 http2/8.1.2.6/2"
 )
 
+[ -n "${TOLLGATE-}" ] || cargo build --locked --package tollgate-server
 [ -x "$h2spec" ] || GOBIN="$target/h2spec" go install "github.com/summerwind/h2spec/cmd/h2spec@$version"
 
 work=$(mktemp -d)

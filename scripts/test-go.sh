@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 # shellcheck source=scripts/lib-install.sh
 . scripts/lib-install.sh
-install_missing redis-server:redis-server jq:jq protoc:protobuf-compiler cc:gcc curl:curl
+install_missing redis-server:redis-server jq:jq protoc:protobuf-compiler cc:build-essential curl:curl
 
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 export TOLLGATE_BINARY=${TOLLGATE_BINARY:-$target/debug/tollgate}

@@ -29,7 +29,7 @@ export PATH="$PATH:/usr/sbin"
 # shellcheck source=scripts/lib-install.sh
 . scripts/lib-install.sh
 install_missing redis-server:redis-server haproxy:haproxy promtool:prometheus \
-  docker-compose:docker-compose jq:jq shellcheck:shellcheck yamllint:yamllint cc:gcc curl:curl \
+  docker-compose:docker-compose jq:jq shellcheck:shellcheck yamllint:yamllint cc:build-essential curl:curl \
   valgrind:valgrind protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc \
   "import grpc, google.protobuf:python3-grpcio" "import grpc, google.protobuf:python3-protobuf" \
   "import requests:python3-requests" node:nodejs
