@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs what takes too long for CI; run it before you close an issue. Installs missing packages on Debian
-# or Ubuntu (as root, or with sudo); needs Rust and Go. By default it takes up to two hours:
+# or Ubuntu (as root, or with sudo); needs Rust, and Go 1.26. By default it takes up to two hours:
 #   scripts/full.sh [OPTION…]
 #     --repeat N          runs of each test of order (20); those of time run a quarter as often
 #     --fuzz-seconds N    duration of the random tests with fresh seeds (600)
@@ -82,6 +82,12 @@ install_missing redis-server:redis-server haproxy:haproxy jq:jq curl:curl valgri
   grpc_python_plugin:protobuf-compiler-grpc node:nodejs \
   "import grpc, google.protobuf:python3-grpcio" "import grpc, google.protobuf:python3-protobuf" \
   "import requests:python3-requests"
+for program in cargo go; do
+  command -v "$program" >/dev/null || {
+    echo "$program is missing" >&2
+    exit 1
+  }
+done
 
 out="${CARGO_TARGET_DIR:-target}/full"
 mkdir -p "$out"

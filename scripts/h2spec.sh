@@ -1,16 +1,24 @@
 #!/usr/bin/env bash
 # Starts a node and runs h2spec against both of its ports, in plaintext and over TLS. Fails if a test
-# fails that docs/compatibility.md does not explain. Builds the node, unless $TOLLGATE names one. Needs
-# Go, openssl and Python.
+# fails that docs/compatibility.md does not explain. Builds the node, unless $TOLLGATE names one. Installs
+# missing packages on Debian or Ubuntu (as root, or with sudo); needs Go and Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+# shellcheck source=scripts/lib-install.sh
+. scripts/lib-install.sh
+install_missing openssl:openssl
+# Go's own installer leaves it here.
+export PATH="$PATH:/usr/local/go/bin"
+command -v go >/dev/null || {
+  echo "go is missing: install Go 1.25 or newer" >&2
+  exit 1
+}
 
 version=v2.2.1+incompatible
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 h2spec="$target/h2spec/h2spec"
 node="${TOLLGATE:-$target/debug/tollgate}"
-# Go's own installer leaves it here.
-export PATH="$PATH:/usr/local/go/bin"
 
 # The tests that may fail on each port, as section of h2spec and number in it. Some of them fail only
 # occasionally.
