@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs all tests of server/tests/transport/clients, with the installed clients and with grpc-js and
 # grpc-go, which it downloads and builds in a temporary folder. Prints the table of
-# docs/compatibility.md. Installs missing packages on Debian or Ubuntu (as root, or with sudo).
+# docs/compatibility.md. Installs missing packages on Debian or Ubuntu (as root, or with sudo);
+# needs Rust, and Go 1.26.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

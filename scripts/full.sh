@@ -150,8 +150,7 @@ suite() {
   done
 }
 
-# The test with a flood needs an optimised build. It takes the load generator that is there, even an old
-# one, so that is built first.
+# The test with a flood needs an optimised build.
 slow() {
   local failed=0
   scripts/run-tests.py --no-rerun --ignored --except a_flood_of || failed=1
@@ -159,7 +158,6 @@ slow() {
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server cluster " || failed=1
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server redis " || failed=1
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server leases tree" || failed=1
-  cargo build --release --locked -p tollgate-loadtest || failed=1
   cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored \
     2>&1 | tee "$out/flood-run.log" || failed=1
   any_ran "$out/flood-run.log" || failed=1

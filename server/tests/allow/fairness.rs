@@ -1,7 +1,7 @@
 //! One namespace floods a node: requests of other namespaces are decided without delay, and only
 //! requests of the flood are rejected when queues are full.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -292,17 +292,18 @@ const P50_WORSE: f64 = 3.0;
 /// which then compete for the CPUs.
 const P99_WORSE: f64 = 10.0;
 
-/// The load generator of this build. `cargo test --workspace` builds it; otherwise this does.
+/// The load generator, built now: cargo does not build it with the tests of the server, and an old one
+/// may be there.
 fn loadtest() -> PathBuf {
     let program = testkit::program("tollgate").with_file_name("tollgate-loadtest");
-    if !program.exists() {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--locked", "-p", "tollgate-loadtest"]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success());
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--locked", "-p", "tollgate-loadtest"]);
+    // The folder of this build, whatever the tests' working directory is.
+    build.arg("--target-dir").arg(program.ancestors().nth(2).unwrap());
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
     }
+    assert!(build.status().unwrap().success());
     program
 }
 
@@ -312,7 +313,7 @@ struct Flood(Child);
 impl Flood {
     /// 512 callers in a closed loop. In production they run on other machines, so here they have
     /// the lowest priority.
-    fn start(node: &Node) -> Self {
+    fn start(loadtest: &Path, node: &Node) -> Self {
         let counted = || {
             let metrics = Scrape::of(node.http);
             metrics.sum("tollgate_decisions_total", &[("namespace", "flood")])
@@ -320,7 +321,7 @@ impl Flood {
         let before = counted();
         let flood = Command::new("nice")
             .args(["-n", "19"])
-            .arg(loadtest())
+            .arg(loadtest)
             .args(["allow", "--target", &node.grpc.to_string(), "--namespace", "flood"])
             .args(["--keys", "uniform:100000", "--connections", "16", "--in-flight", "32"])
             .args(["--duration", "60s", "--warmup", "0s"])
@@ -340,8 +341,8 @@ impl Drop for Flood {
 }
 
 /// p50 and p99, in µs, of 100 requests/s over three seconds, measured from the due time of each.
-fn quiet(node: &Node) -> (f64, f64) {
-    let output = Command::new(loadtest())
+fn quiet(loadtest: &Path, node: &Node) -> (f64, f64) {
+    let output = Command::new(loadtest)
         .args(["allow", "--target", &node.grpc.to_string(), "--namespace", "quiet"])
         .args(["--keys", "uniform:1000", "--connections", "1", "--rate", "100"])
         .args(["--duration", "3s", "--warmup", "500ms", "--json"])
@@ -361,17 +362,18 @@ fn median(measured: &[(f64, f64)], of: fn(&(f64, f64)) -> f64) -> f64 {
 #[test]
 #[ignore = "measures latencies beside a flood, which takes an optimised build and an idle machine: cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored --nocapture"]
 fn a_flood_of_one_namespace_leaves_another_its_latency() {
+    let loadtest = loadtest();
     let _machine = reserve_machine();
     let (redis, limits) = (Redis::start(), LimitsFile::new(PLENTY));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
     // Takes longer than a new node assumes that there are states of other limits.
-    quiet(&node);
+    quiet(&loadtest, &node);
     for attempt in 1..=ATTEMPTS {
         let (mut alone, mut flooded) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            let before = quiet(&node);
-            let flood = Flood::start(&node);
-            let beside = quiet(&node);
+            let before = quiet(&loadtest, &node);
+            let flood = Flood::start(&loadtest, &node);
+            let beside = quiet(&loadtest, &node);
             drop(flood);
             println!("p50 and p99 in µs: alone {before:?}, flooded {beside:?}");
             alone.push(before);
